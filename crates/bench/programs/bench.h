@@ -36,6 +36,7 @@ struct sample {
     int region_counted;       /* whether all ranks have a region whose counters can be read; if so: */
     uint64_t region_bytes, region_messages; /* sent by one rank and received by another through it */
     uint64_t page_bytes;      /* of region_bytes, those that their receivers copied from pages that the senders granted */
+    uint64_t shared_bytes;    /* those that they copied from where the senders have them in the region */
     uint64_t direct_bytes;    /* of region_bytes, those that a rank read or changed in the other's memory, without a message */
 };
 
@@ -81,7 +82,7 @@ int neighbours_main(const char *plan, const char *directory);
 
 /* counters.c */
 enum counter { NET, LOOPBACK, CMA, REGION_READ, REGION_TX_MESSAGES, REGION_TX_BYTES, REGION_RX_MESSAGES, REGION_RX_BYTES,
-               REGION_RMA, REGION_RMA_BYTES, REGION_DIRECT_BYTES, REGION_PAGE_BYTES, COUNTERS };
+               REGION_RMA, REGION_RMA_BYTES, REGION_DIRECT_BYTES, REGION_PAGE_BYTES, REGION_SHARED_BYTES, COUNTERS };
 void counters_now(uint64_t now[COUNTERS]);
 double cpu_seconds(void);
 

@@ -334,5 +334,6 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
     out->region_bytes = least(both[REGION_TX_BYTES], both[REGION_RX_BYTES]) + both[REGION_RMA_BYTES] + both[REGION_DIRECT_BYTES];
     out->direct_bytes = both[REGION_DIRECT_BYTES];
     out->page_bytes = both[REGION_PAGE_BYTES];
+    out->shared_bytes = both[REGION_SHARED_BYTES];
     out->region_messages = least(both[REGION_TX_MESSAGES], both[REGION_RX_MESSAGES]) + both[REGION_RMA];
 }

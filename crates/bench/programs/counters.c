@@ -43,7 +43,7 @@ ssize_t process_vm_writev(pid_t pid, const struct iovec *local, unsigned long lo
 static void region_now(uint64_t now[COUNTERS])
 {
     int (*read)(uint64_t *, size_t) = provider_function("isthmus_counters");
-    uint64_t counters[29];
+    uint64_t counters[34];
     int found;
 
     if (!read)
@@ -51,7 +51,7 @@ static void region_now(uint64_t now[COUNTERS])
     /* It adds up what its endpoints counted only every few hundred calls of progress, of which each probe is one. */
     for (int i = 0; i < 1024; i++)
         MPI_Iprobe(!my_rank, UNUSED_TAG, MPI_COMM_WORLD, &found, MPI_STATUS_IGNORE);
-    if (read(counters, 29) != 0)
+    if (read(counters, 34) != 0)
         return;
     now[REGION_READ] = 1;
     now[REGION_TX_MESSAGES] = counters[0];
@@ -62,6 +62,7 @@ static void region_now(uint64_t now[COUNTERS])
     now[REGION_RMA_BYTES] = counters[9];
     now[REGION_DIRECT_BYTES] = counters[19];
     now[REGION_PAGE_BYTES] = counters[28];
+    now[REGION_SHARED_BYTES] = counters[33];
 }
 
 void counters_now(uint64_t now[COUNTERS])

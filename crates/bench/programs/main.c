@@ -253,9 +253,10 @@ int main(int argc, char **argv)
             else
                 printf("\"line_us\":null,");
             if (s.region_counted)
-                printf("\"region_bytes\":%llu,\"region_messages\":%llu,\"page_bytes\":%llu,\"direct_bytes\":%llu,",
+                printf("\"region_bytes\":%llu,\"region_messages\":%llu,\"page_bytes\":%llu,\"shared_bytes\":%llu,\"direct_bytes\":%llu,",
                        (unsigned long long)s.region_bytes, (unsigned long long)s.region_messages,
-                       (unsigned long long)s.page_bytes, (unsigned long long)s.direct_bytes);
+                       (unsigned long long)s.page_bytes, (unsigned long long)s.shared_bytes,
+                       (unsigned long long)s.direct_bytes);
             else
                 printf("\"region_bytes\":null,\"region_messages\":null,");
             printf("\"payload_bytes\":%llu,\"net_bytes\":%llu,\"loopback_bytes\":%llu,\"cma_bytes\":%llu}\n",

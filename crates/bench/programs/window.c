@@ -13,6 +13,7 @@
 #define WINDOW_BYTES (1u << 20)
 #define PLACE (128u << 10)
 
+/* The allocator's own, as a program's are. */
 static char *mine;
 static MPI_Win window;
 
@@ -20,8 +21,10 @@ void window_open(const struct block *b)
 {
     if (b->bytes > WINDOW_BYTES - 2 * PLACE)
         die("a window has 768 KiB at most for an operation");
-    MPI_Win_allocate(WINDOW_BYTES, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &mine, &window);
-    memset(mine, 0, WINDOW_BYTES);
+    mine = calloc(1, WINDOW_BYTES);
+    if (!mine)
+        die("no memory for a window");
+    MPI_Win_create(mine, WINDOW_BYTES, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &window);
     MPI_Win_lock_all(MPI_MODE_NOCHECK, window);
     MPI_Barrier(MPI_COMM_WORLD);
 }
@@ -30,6 +33,7 @@ void window_close(void)
 {
     MPI_Win_unlock_all(window);
     MPI_Win_free(&window);
+    free(mine);
 }
 
 double window_batch(const struct block *b, uint64_t rounds)

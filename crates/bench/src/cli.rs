@@ -671,7 +671,7 @@ fn bench_onecopy(args: &OnecopyArgs) -> Result<()> {
     let peers = Peers { tcp: false, two_copy: true, one_copy: true, ..Peers::USUAL };
     let mut plan = args.common.plan(2, args.vms, peers)?;
     plan.reps = 1;
-    plan.blocks = onecopy::blocks(args.common.quick, plan.vms);
+    plan.blocks = onecopy::blocks(args.common.quick);
     let done = onecopy::run(&plan, args.common.quick, &mut |what| isthmus_region::tell!("{what}"))?;
     let kept = args.common.keep(&[&done.comparison.records[..], &done.pages].concat());
     show::comparison(&plan, &done.comparison);

@@ -1,6 +1,7 @@
 //! `bench onecopy`: long messages in one copy beside the same in two, from buffers that come back, in pools of several sizes, both
 //! ways at once, and from buffers that never come back. Between VMs one copy is made from pages that the sender's process grants,
-//! natively by cross-memory attach. Beside them one-sided operations, which between VMs are done in such pages, and take no message.
+//! natively by cross-memory attach, and in both by programs whose large allocations lie in the region (`--alloc`). Beside them one-sided
+//! operations in windows of the program's memory (MPI_Win_create), which in such pages and such memory take no message.
 //!
 //! A pool of 40 buffers of 1 MiB is more than the transport keeps granted (8,192 pages, as in the paper's figure 12): with
 //! replacement by age each would be gone when it comes back.
@@ -13,7 +14,7 @@ use crate::peers::{Wanted, missed};
 use crate::program::{BARE, Block, LATENCY};
 use crate::promise::{Row, Verdict, at_least, at_most};
 use crate::record::{self, Record};
-use crate::subject::TWO_COPIES;
+use crate::subject::{ALLOCATIONS, TWO_COPIES};
 
 pub mod pages;
 
@@ -22,8 +23,8 @@ const MB: u64 = 1 << 20;
 const FITS: u32 = 16;
 const EXCEEDS: u32 = 40;
 
-/// The blocks. One-sided operations are between VMs alone: ranks of one host need no provider for them.
-pub fn blocks(quick: bool, vms: u32) -> Vec<Block> {
+/// The blocks.
+pub fn blocks(quick: bool) -> Vec<Block> {
     let mut all = vec![
         Block::Bare(MB, 1),
         Block::Pool(MB, 1),
@@ -43,11 +44,9 @@ pub fn blocks(quick: bool, vms: u32) -> Vec<Block> {
         ];
         all.extend(more);
     }
-    if vms > 0 {
-        all.extend([Block::Latency(8), Block::Put(8), Block::Get(8)]);
-        if !quick {
-            all.extend([Block::Put(65536), Block::Get(65536)]);
-        }
+    all.extend([Block::Latency(8), Block::Put(8), Block::Get(8)]);
+    if !quick {
+        all.extend([Block::Put(65536), Block::Get(65536)]);
     }
     // The last: what never comes back makes the transport give pages up for a while.
     all.push(Block::Once(MB));
@@ -69,20 +68,40 @@ fn wanted(vms: u32, flavour: Flavour) -> Vec<(Block, Wanted)> {
         wanted.depth = block.depth();
         (block, wanted)
     };
+    let allocating = |what: &str, promise, block, peer| {
+        let (block, mut wanted) = of(&format!("{what} (--alloc)"), promise, block, peer);
+        wanted.subject = ALLOCATIONS;
+        (block, wanted)
+    };
+    let one_sided = [
+        ("MPI_Put and flush, 8 B : 8 B latency", Block::Put(8)),
+        ("MPI_Get and flush, 8 B : 8 B latency", Block::Get(8)),
+    ];
     if vms == 0 {
         let own: &[(&str, &str)] = match flavour {
-            Flavour::OpenMpi | Flavour::OpenMpi4 => &[("one-copy", "ompi-sm"), ("two-copy", "ompi-sm-nocma")],
-            Flavour::Mpich | Flavour::Intel => &[],
+            Flavour::OpenMpi | Flavour::OpenMpi4 => {
+                &[("own, one-copy", "ompi-sm"), ("own, two-copy", "ompi-sm-nocma")]
+            }
+            Flavour::Mpich => &[("own shared memory", "mpich-shm")],
+            Flavour::Intel => &[],
         };
-        let rows = own.iter().flat_map(|(copies, peer)| {
-            [(MB, "1 MiB"), (4 * MB, "4 MiB")].map(|(bytes, size)| {
-                let what = format!("{size}, same buffer : own, {copies}");
-                of(&what, at_least(1.0, 1.2), Block::Pool(bytes, 1), *peer)
-            })
-        });
-        return rows.collect();
+        let mut rows = Vec::new();
+        for (copies, peer) in own {
+            for (bytes, size) in [(MB, "1 MiB"), (4 * MB, "4 MiB")] {
+                let (what, block) = (format!("{size}, same buffer : {copies}"), Block::Pool(bytes, 1));
+                if flavour != Flavour::Mpich {
+                    rows.push(of(&what, at_least(1.0, 1.2), block, *peer));
+                }
+                rows.push(allocating(&what, at_least(1.0, 1.2), block, *peer));
+            }
+        }
+        // Open MPI 4 does them by messages of its own.
+        if flavour != Flavour::OpenMpi4 {
+            rows.extend(one_sided.map(|(what, block)| allocating(what, at_most(1.0, 0.5), block, LATENCY)));
+        }
+        return rows;
     }
-    vec![
+    let mut rows = vec![
         of("1 MiB, same buffer : bare copy", at_least(0.85, 1.0), Block::Pool(MB, 1), BARE),
         of("1 MiB, same buffer : two copies", at_least(0.97, 1.2), Block::Pool(MB, 1), TWO_COPIES),
         of("4 MiB, same buffer : bare copy", at_least(0.85, 1.0), Block::Pool(4 * MB, 1), BARE),
@@ -101,9 +120,34 @@ fn wanted(vms: u32, flavour: Flavour) -> Vec<(Block, Wanted)> {
         ),
         of("1 MiB, 40 buffers : two copies", at_least(0.95, 1.0), Block::Pool(MB, EXCEEDS), TWO_COPIES),
         of("1 MiB, each buffer once : two copies", at_least(0.95, 1.0), Block::Once(MB), TWO_COPIES),
-        of("MPI_Put and flush, 8 B : 8 B latency", at_most(1.0, 0.5), Block::Put(8), LATENCY),
-        of("MPI_Get and flush, 8 B : 8 B latency", at_most(1.0, 0.5), Block::Get(8), LATENCY),
-    ]
+    ];
+    rows.extend(one_sided.map(|(what, block)| of(what, at_most(1.0, 0.5), block, LATENCY)));
+    rows.extend([
+        allocating("1 MiB, same buffer : bare copy", at_least(0.85, 1.0), Block::Pool(MB, 1), BARE),
+        allocating("1 MiB, same buffer : two copies", at_least(0.97, 1.2), Block::Pool(MB, 1), TWO_COPIES),
+        allocating("4 MiB, same buffer : bare copy", at_least(0.85, 1.0), Block::Pool(4 * MB, 1), BARE),
+        allocating(
+            "4 MiB, same buffer : two copies",
+            at_least(0.97, 1.2),
+            Block::Pool(4 * MB, 1),
+            TWO_COPIES,
+        ),
+        allocating(
+            "1 MiB both ways, same buffers : two copies",
+            at_least(1.3, 1.9),
+            Block::BothWays(MB, 1),
+            TWO_COPIES,
+        ),
+        // Nothing has to come back.
+        allocating(
+            "1 MiB, 40 buffers : two copies",
+            at_least(1.0, 1.2),
+            Block::Pool(MB, EXCEEDS),
+            TWO_COPIES,
+        ),
+    ]);
+    rows.extend(one_sided.map(|(what, block)| allocating(what, at_most(1.0, 0.5), block, LATENCY)));
+    rows
 }
 
 /// A finished comparison with its promises.
@@ -223,9 +267,9 @@ mod tests {
         for (vms, flavour) in
             [(0, Flavour::OpenMpi), (0, Flavour::Mpich), (2, Flavour::OpenMpi), (2, Flavour::Mpich)]
         {
-            assert!(wanted(vms, flavour).iter().all(|(block, _)| blocks(false, vms).contains(block)));
+            assert!(wanted(vms, flavour).iter().all(|(block, _)| blocks(false).contains(block)));
         }
-        let beside = blocks(true, 2).into_iter().filter_map(Block::beside).map(|(block, _)| block);
-        assert_eq!(beside.filter(|block| blocks(true, 2).contains(block)).count(), 3);
+        let beside = blocks(true).into_iter().filter_map(Block::beside).map(|(block, _)| block);
+        assert_eq!(beside.filter(|block| blocks(true).contains(block)).count(), 3);
     }
 }

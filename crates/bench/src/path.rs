@@ -8,8 +8,8 @@ const NOISE: f64 = 0.1;
 /// first bytes of a message that goes by cross-memory attach go another way.
 const WHOLE: f64 = 0.9;
 
-/// Granted pages, or direct operations, that carried at least this share of the payload: the edges of a buffer, which are no whole chunks
-/// of pages, go as other messages do, and so does what comes before memory is granted.
+/// Granted pages, memory of the region, or direct operations, that carried at least this share of the payload: the edges of a buffer, which
+/// are no whole chunks of pages, go as other messages do, and so does what comes before memory is granted, and a trial of two copies.
 const MOST: f64 = 0.75;
 
 /// What moved while one block was measured.
@@ -23,6 +23,8 @@ pub struct Moved {
     pub region: Option<(u64, u64)>,
     /// Of those bytes, what receivers copied from pages that their senders granted.
     pub pages: u64,
+    /// Of those bytes, what receivers copied from where their senders have it in the region.
+    pub shared: u64,
     /// Of the region's bytes, what a rank read or changed in the other's memory itself, without a message.
     pub direct: u64,
     /// By cross-memory attach.
@@ -55,6 +57,8 @@ impl Moved {
                 "region+cma"
             } else if share(self.pages, kernel) >= MOST {
                 "region+pages"
+            } else if share(self.shared, kernel) >= MOST {
+                "region+shared"
             } else if share(self.direct, kernel) >= MOST {
                 "region+direct"
             } else {
@@ -73,9 +77,11 @@ impl Moved {
     }
 }
 
-/// Whether a way is that of the provider alone: through the region, or announced there and copied by the kernel or from granted pages.
+/// Whether a way is that of the provider alone: through the region, or announced there and copied by the kernel, from granted pages or from
+/// where the sender has it in the region.
 pub fn is_providers(way: Option<&str>) -> bool {
-    matches!(way, Some("region" | "region+cma" | "region+pages" | "region+direct" | SOME_PAGES))
+    let ways = ["region", "region+cma", "region+pages", "region+shared", "region+direct", SOME_PAGES];
+    way.is_some_and(|way| ways.contains(&way))
 }
 
 /// Blocks of which some went in granted pages, and others did not.
@@ -89,9 +95,11 @@ pub fn common<'a>(ways: &[Option<&'a str>]) -> Option<&'a str> {
         [] => None,
         _ if ways.iter().all(|way| is_providers(*way)) => {
             let has = |wanted: &str| ways.iter().flatten().any(|way| *way == wanted);
-            match (has("region+cma"), has("region+pages") || has(SOME_PAGES)) {
-                (true, false) => Some("region+cma"),
-                (false, true) => Some(SOME_PAGES),
+            let pages = has("region+pages") || has(SOME_PAGES);
+            match (has("region+cma"), pages, has("region+shared"), has("region+direct")) {
+                (true, false, false, false) => Some("region+cma"),
+                (false, true, false, false) => Some(SOME_PAGES),
+                (false, false, true, false) => Some("region+shared"),
                 _ => Some("mixed"),
             }
         }
@@ -103,8 +111,16 @@ pub fn common<'a>(ways: &[Option<&'a str>]) -> Option<&'a str> {
 mod tests {
     use super::*;
 
-    const MOVED: Moved =
-        Moved { messages: 10, payload: 1000, region: None, pages: 0, direct: 0, cma: 0, network: 0 };
+    const MOVED: Moved = Moved {
+        messages: 10,
+        payload: 1000,
+        region: None,
+        pages: 0,
+        shared: 0,
+        direct: 0,
+        cma: 0,
+        network: 0,
+    };
 
     #[test]
     fn what_carried_all_is_named() {
@@ -122,6 +138,8 @@ mod tests {
         assert_eq!(Moved { region: Some((6, 600)), cma: 1000, ..MOVED }.way(true), Some("mixed"));
         let ways = [740, 750, 1000].map(|pages| Moved { pages, ..all }.way(false));
         assert_eq!(ways, [Some("region"), Some("region+pages"), Some("region+pages")]);
+        let ways = [740, 750, 1000].map(|shared| Moved { shared, ..all }.way(true));
+        assert_eq!(ways, [Some("region"), Some("region+shared"), Some("region+shared")]);
         let ways = [740, 750, 1000].map(|direct| Moved { direct, ..all }.way(false));
         assert_eq!(ways, [Some("region"), Some("region+direct"), Some("region+direct")]);
         assert!(ways.into_iter().all(is_providers));
@@ -162,6 +180,8 @@ mod tests {
         assert_eq!(common(&[Some("region+pages"), Some("region+pages")]), Some("region+pages"));
         assert_eq!(common(&[Some(SOME_PAGES), Some("region")]), Some(SOME_PAGES));
         assert_eq!(common(&[Some("region+pages"), Some("region+cma")]), Some("mixed"));
+        assert_eq!(common(&[Some("region+shared"), Some("region")]), Some("region+shared"));
+        assert_eq!(common(&[Some("region+shared"), Some("region+cma")]), Some("mixed"));
         assert_eq!(common(&[Some("region"), None]), Some("mixed"));
         assert_eq!(common(&[]), None);
     }

@@ -65,6 +65,8 @@ pub(crate) struct Wanted {
     pub depth: Option<u32>,
     /// The peer, or `None` for the best of all.
     peer: Option<&'static str>,
+    /// Whose ratio it is.
+    pub subject: &'static str,
 }
 
 impl Wanted {
@@ -74,7 +76,7 @@ impl Wanted {
         (benchmark, bytes): (&'static str, u64),
         peer: Option<&'static str>,
     ) -> Self {
-        Self { what: what.into(), promise, benchmark, bytes, depth: None, peer }
+        Self { what: what.into(), promise, benchmark, bytes, depth: None, peer, subject: "isthmus" }
     }
 
     fn missing(&self, mpi: Option<&str>, why: &str) -> Row {
@@ -117,7 +119,7 @@ impl Wanted {
         let ratio = |at: &usize| records[*at].ratio.unwrap_or(0.0);
         let best = (0..records.len())
             .filter(|at| of_row(&&records[*at]))
-            .filter(|at| records[*at].subject == "isthmus" && records[*at].ratio.is_some())
+            .filter(|at| records[*at].subject == self.subject && records[*at].ratio.is_some())
             .filter(|at| self.peer.is_none_or(|peer| records[*at].peer.as_deref() == Some(peer)))
             .min_by(|a, b| ratio(a).total_cmp(&ratio(b)));
         let missing =
@@ -183,7 +185,8 @@ fn untouched(wanted: &Wanted, ours: &Record, records: &[Record]) -> String {
         of_it.find(|record| record.subject == subject && record.peer.as_deref() == peer)
     };
     let peer = ours.peer.as_deref();
-    let (Some(mine), Some(theirs)) = (found("isthmus", peer), peer.and_then(|peer| found(peer, None))) else {
+    let (Some(mine), Some(theirs)) = (found(wanted.subject, peer), peer.and_then(|peer| found(peer, None)))
+    else {
         return String::new();
     };
     let ratio = mine.ratio.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}x"));

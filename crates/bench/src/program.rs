@@ -233,6 +233,8 @@ pub struct Sample {
     #[serde(default)]
     page_bytes: u64,
     #[serde(default)]
+    shared_bytes: u64,
+    #[serde(default)]
     direct_bytes: u64,
     net_bytes: u64,
     loopback_bytes: u64,
@@ -247,6 +249,7 @@ impl Sample {
             payload: self.payload_bytes,
             region: self.region_messages.zip(self.region_bytes),
             pages: self.page_bytes,
+            shared: self.shared_bytes,
             direct: self.direct_bytes,
             cma: self.cma_bytes,
             network: self.net_bytes + self.loopback_bytes,
@@ -308,6 +311,7 @@ mod tests {
                 payload: 1_310_720,
                 region: Some((163_850, 1_310_725)),
                 pages: 0,
+                shared: 0,
                 direct: 0,
                 cma: 0,
                 network: 107

@@ -41,7 +41,7 @@ pub struct Peers {
     /// MPI only.
     pub two_copy: bool,
     /// Isthmus itself in two copies, and in one wherever that can be, beside what it chooses; between VMs each of its processes may
-    /// grant pages.
+    /// grant pages. Also with large allocations in the region.
     pub one_copy: bool,
     /// All ways of Open MPI over TCP between VMs; else two of the four, which a first look is made with.
     pub every_way: bool,
@@ -192,20 +192,16 @@ pub fn processors() -> u32 {
 /// slower by far, only the better one is. `docs/performance.md` says what was found, and how.
 pub fn subjects(setting: &Setting, peers: Peers) -> Vec<Subject> {
     let granting: &[&str] = if peers.one_copy && setting.vms > 0 { &GRANTING } else { &[] };
-    let ours = |name, is_peer, env| Subject {
-        name,
-        vms: setting.vms,
-        via: Via::Region,
-        is_peer,
-        args: granting,
-        env,
-    };
+    let ours =
+        |name, is_peer, args, env| Subject { name, vms: setting.vms, via: Via::Region, is_peer, args, env };
     // Told to choose, whatever this process's own environment says, where others are told not to.
     let choice = if peers.one_copy { vec![("FI_ISTHMUS_LONG", "auto")] } else { Vec::new() };
-    let mut all = vec![ours("isthmus", false, choice)];
+    let mut all = vec![ours("isthmus", false, granting, choice.clone())];
     if peers.one_copy {
-        all.push(ours(TWO_COPIES, true, vec![("FI_ISTHMUS_LONG", "copy")]));
-        all.push(ours(ONE_COPY, true, vec![("FI_ISTHMUS_LONG", "attach")]));
+        all.push(ours(TWO_COPIES, true, granting, vec![("FI_ISTHMUS_LONG", "copy")]));
+        all.push(ours(ONE_COPY, true, granting, vec![("FI_ISTHMUS_LONG", "attach")]));
+        let args = if setting.vms > 0 { &ALLOCATING[..] } else { &ALLOCATING[..1] };
+        all.push(ours(ALLOCATIONS, false, args, choice));
     }
     let flavour = setting.mpi.flavour;
     if peers.tcp {
@@ -239,7 +235,13 @@ pub const TWO_COPIES: &str = "isthmus-copy";
 /// See [`TWO_COPIES`].
 pub const ONE_COPY: &str = "isthmus-attach";
 
-/// What both of them and isthmus are run with, so that nothing but the way differs: more pages than the transport has granted at the
+/// Isthmus with the program's large allocations in the region. It is compared with the peers as isthmus is.
+pub const ALLOCATIONS: &str = "isthmus-alloc";
+
+/// What that is run with, natively the first alone: room for all buffers of the largest pool, both ways.
+const ALLOCATING: [&str; 3] = ["--alloc=128M", "--driver", "require"];
+
+/// What the others and isthmus are run with, so that nothing but the way differs: more pages than the transport has granted at the
 /// same time.
 pub(crate) const GRANTING: [&str; 4] = ["--driver", "require", "--grant", "48M"];
 
