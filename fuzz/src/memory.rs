@@ -9,7 +9,7 @@ use isthmus_region::address::Naming;
 use isthmus_region::counters::Counters;
 use isthmus_region::directory::{Directory, Writer, bury};
 use isthmus_region::extent::Heap;
-use isthmus_region::format::{SECTION_ALIGN, block, registration, registrations};
+use isthmus_region::format::{SECTION_ALIGN, block, counters, registration, registrations};
 use isthmus_region::life::{Life, State};
 use isthmus_region::mapping::{Mapping, Section};
 use isthmus_region::membership::{self, NewPeer, Region, Shape};
@@ -67,7 +67,7 @@ pub fn region(data: &[u8]) {
         let mut writer =
             Writer::create_with_pages(host.region(), i, Naming::of_test(i), pages).expect("large enough");
         let area = writer.open_area(16 << 10, 1, "fuzz").expect("there is room");
-        let at = area.first.offset + 256;
+        let at = area.first.offset + counters::BYTES;
         writer.open_endpoint(area.area, at, 1).expect("there is a slot");
         register(&section, at).expect("the area is large enough");
         host.activate(i, Naming::of_test(i).system).expect("in the table");

@@ -292,16 +292,17 @@ fn one_copy(from: &Member, endpoint: &Endpoint, to: Option<(&Member, &Endpoint)>
         (ns, bytes) => format!("{:.1} GB/s in {what}", bytes as f64 / ns as f64),
     };
     let two = speed("two copies", Counter::CopyNs, Counter::CopyBytes);
-    let shared = match sent.get(Counter::Shared) {
+    let resident = match sent.get(Counter::Resident) {
         0 => String::new(),
         count => format!(
-            "; {count} lay in memory of the region (isthmus run --alloc, isthmus_memory) and were copied in one copy from there, which the receiver's process has measured, of all lengths and senders, at {}",
-            speed("that way", Counter::ShareNs, Counter::ShareBytes)
+            "; {count} of the {} long messages that the sender's process has sent so far, to whatever receivers, lay in memory of the region (isthmus run --alloc, isthmus_memory), and their receivers copied them from there; of such the receiver's process has measured, of all lengths and senders, {two}, {}",
+            sent.get(Counter::Rendezvous),
+            speed("one", Counter::ResideNs, Counter::ResideBytes)
         ),
     };
     if member.index != from.index {
         if from.pages_bytes == 0 {
-            return (!shared.is_empty()).then_some(shared);
+            return (!resident.is_empty()).then_some(resident);
         }
         let process = from.processes.iter().find(|p| p.area == endpoint.area)?;
         let stale = match received.get(Counter::GrantsStale) {
@@ -311,7 +312,7 @@ fn one_copy(from: &Member, endpoint: &Endpoint, to: Option<(&Member, &Endpoint)>
             ),
         };
         return Some(format!(
-            "; from {} on, its receiver may copy it in one copy from pages of the sender's program instead, which the guest driver has moved into the region ({} of this process now), once a buffer comes back and if that is faster, or as FI_ISTHMUS_LONG says: {} of the {} long messages that the sender's process has sent so far had such pages, to whatever receivers; the receiver's process has measured, of all lengths and senders, {two}, {}{stale}{shared}",
+            "; from {} on, its receiver may copy it in one copy from pages of the sender's program instead, which the guest driver has moved into the region ({} of this process now), once a buffer comes back and if that is faster, or as FI_ISTHMUS_LONG says: {} of the {} long messages that the sender's process has sent so far had such pages, to whatever receivers; the receiver's process has measured, of all lengths and senders, {two}, {}{stale}{resident}",
             bytes(ATTACH_BYTES),
             length(process.pages_granted),
             sent.get(Counter::Granted),
@@ -321,7 +322,7 @@ fn one_copy(from: &Member, endpoint: &Endpoint, to: Option<(&Member, &Endpoint)>
     }
     // In a region of one file: `Member::may_attach` of the transport's side.
     if member.file != 0 {
-        return (!shared.is_empty()).then_some(shared);
+        return (!resident.is_empty()).then_some(resident);
     }
     let measured = [two, speed("one", Counter::AttachNs, Counter::AttachBytes)];
     let refused = match received.get(Counter::AttachRefused) {
@@ -331,7 +332,7 @@ fn one_copy(from: &Member, endpoint: &Endpoint, to: Option<(&Member, &Endpoint)>
         ),
     };
     Some(format!(
-        "; from {} on, its receiver may have the kernel copy it from the sender's memory in one copy instead, if that is allowed and faster, or as FI_ISTHMUS_LONG says: so went {} of the {} long messages that the sender's process has sent so far, to whatever receivers; the receiver's process has measured, of all lengths and senders, {}{refused}{shared}",
+        "; from {} on, its receiver may have the kernel copy it from the sender's memory in one copy instead, if that is allowed and faster, or as FI_ISTHMUS_LONG says: so went {} of the {} long messages that the sender's process has sent so far, to whatever receivers; the receiver's process has measured, of all lengths and senders, {}{refused}{resident}",
         bytes(ATTACH_BYTES),
         sent.get(Counter::Attached),
         sent.get(Counter::Rendezvous),

@@ -163,7 +163,7 @@ fn counter_name(field: &str) -> String {
             format!("{}_messages", field.to_lowercase())
         }
         "RENDEZVOUS" => "long_messages".into(),
-        "ATTACHED" => "attached_messages".into(),
+        "ATTACHED" | "GRANTED" | "RESIDENT" => format!("{}_messages", field.to_lowercase()),
         "ATTACH_REFUSED" => "attach_refused_messages".into(),
         "RMA" => "rma_operations".into(),
         "TX_MESSAGES" | "MESSAGES" => "sent_messages".into(),

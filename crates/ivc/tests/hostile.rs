@@ -254,7 +254,7 @@ fn whatever_one_member_writes_others_go_on() {
                         let chunk = bad.word(bad.block + block::CHANNELS).get();
                         let at = chunk.wrapping_add(64 + 8 * random.below(64)) & !7;
                         if let Ok(word) = bad.member.section().word("bad", at)
-                            && at >= bad.member.grant().first.offset + 256
+                            && at >= bad.member.grant().first.offset + isthmus_region::format::counters::BYTES
                             && at < bad.member.grant().first.offset + bad.member.grant().first.bytes
                         {
                             word.set(value);

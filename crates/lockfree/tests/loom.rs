@@ -205,6 +205,27 @@ fn copy_of_a_dead_owners_memory_is_noticed() {
     });
 }
 
+/// P5: the word of an offer serves the next one with another value; a copy of the first one's buffer that saw what the program, or the
+/// next message, put there is followed by a changed word.
+#[test]
+fn copy_of_a_buffer_that_serves_again_is_noticed() {
+    model(|| {
+        let shared = Arc::new((Word::new(1), Word::new(5)));
+        let far = Arc::clone(&shared);
+        let sender = thread::spawn(move || {
+            far.0.put(0);
+            release_fence();
+            far.1.put(6);
+            far.0.put(2);
+        });
+        let copy = shared.1.peek();
+        if unchanged(&shared.0, 1) {
+            assert_eq!(copy, 5, "the first offer stands, whose message this was");
+        }
+        sender.join().unwrap();
+    });
+}
+
 /// A sender that dies after any of its steps before the last has sent nothing, in a slot that held a message of each lap
 /// before; after the last it has sent all.
 #[test]

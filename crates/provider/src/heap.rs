@@ -214,6 +214,26 @@ impl Heap {
         }
         true
     }
+
+    /// As the function of this name.
+    fn find(&self, member: &Arc<Member>, start: u64, len: u64) -> Option<u64> {
+        if len == 0 {
+            return None;
+        }
+        let Source::Region(ours) = self.source else { return None };
+        if !Arc::ptr_eq(ours, member) {
+            return None;
+        }
+        let (first, block) = self.blocks.range(..=start).next_back()?;
+        let (end, mut covered) = (start.checked_add(len)?, first + block.bytes);
+        for (at, next) in self.blocks.range(start.saturating_add(1)..end) {
+            if *at != covered {
+                return None;
+            }
+            covered += next.bytes;
+        }
+        (end <= covered && start < covered).then_some(block.offset + (start - first))
+    }
 }
 
 /// The attachment to the region, if its memory is as any other.
@@ -236,23 +256,12 @@ fn attach() -> Result<Arc<Member>, String> {
 /// Where `len` bytes at `start` lie in the region to which `member` is an attachment; none if they are not all in blocks. An MPI may
 /// register neighbours together.
 pub(crate) fn find(member: &Arc<Member>, start: u64, len: u64) -> Option<u64> {
-    if len == 0 {
-        return None;
-    }
-    let heap = heap();
-    let Source::Region(ours) = heap.source else { return None };
-    if !Arc::ptr_eq(ours, member) {
-        return None;
-    }
-    let (first, block) = heap.blocks.range(..=start).next_back()?;
-    let (end, mut covered) = (start.checked_add(len)?, first + block.bytes);
-    for (at, next) in heap.blocks.range(start.saturating_add(1)..end) {
-        if *at != covered {
-            return None;
-        }
-        covered += next.bytes;
-    }
-    (end <= covered && start < covered).then_some(block.offset + (start - first))
+    heap().find(member, start, len)
+}
+
+/// The same for a message, which need not be found: none, too, while another thread has the lock, which may ask the service, or fork.
+pub(crate) fn find_now(member: &Arc<Member>, start: u64, len: u64) -> Option<u64> {
+    HEAP.try_lock().ok()?.find(member, start, len)
 }
 
 /// Operations of others may still be under way in `len` bytes at `start`, although their registration was closed: blocks there that the

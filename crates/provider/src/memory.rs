@@ -167,10 +167,11 @@ impl Store {
         Ok(Some(Entry { number, block, bytes: (start, len), withdrawn: false }))
     }
 
-    /// Where in the section of `member` these bytes lie; none if they are not all in one allocation here, or in blocks of [`heap`].
+    /// Where in the section of `member` these bytes lie; none if they are not all in one allocation here, or in blocks of [`heap`], or if that
+    /// cannot be said at once.
     pub(crate) fn offset_of(&self, member: &Arc<Member>, start: u64, len: u64) -> Option<u64> {
-        let own = within(&self.state().live, start, len).map(|(_, offset)| offset);
-        own.or_else(|| heap::find(member, start, len))
+        let own = within(&self.state.try_lock().ok()?.live, start, len).map(|(_, offset)| offset);
+        own.or_else(|| heap::find_now(member, start, len))
     }
 
     /// An initiator on another system has reached these bytes of a registration of the program's own memory by a message.

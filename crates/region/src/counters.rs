@@ -50,10 +50,10 @@ pub enum Counter {
     GrantNs,
     GrantBytes,
     GrantsStale,
-    Shared,
-    SharedBytes,
-    ShareNs,
-    ShareBytes,
+    Resident,
+    ResidentBytes,
+    ResideNs,
+    ResideBytes,
 }
 
 /// A view of a set of counters in the region.
@@ -232,4 +232,4 @@ const _: () = assert!(counters::ATTACHED_BYTES == Counter::AttachedBytes as u64 
 const _: () = assert!(counters::ATTACH_REFUSED == Counter::AttachRefused as u64 * 8);
 const _: () = assert!(counters::ATTACH_BYTES == Counter::AttachBytes as u64 * 8);
 const _: () = assert!(counters::WAKEUPS == Counter::Wakeups as u64 * 8);
-const _: () = assert!(counters::SHARE_BYTES == Counter::ShareBytes as u64 * 8);
+const _: () = assert!(counters::RESIDE_BYTES == Counter::ResideBytes as u64 * 8);

@@ -216,10 +216,10 @@ layout! {
         GRANT_NS @ 232, 8, "process", "As `ATTACH_NS`, of long messages received whose sender was asked for granted pages.";
         GRANT_BYTES @ 240, 8, "process", "Payload bytes of those messages, in granted pages or not.";
         GRANTS_STALE @ 248, 8, "process", "Of those messages: how many named a page that was no longer granted when it was copied, and came in two copies from there on.";
-        SHARED @ 256, 8, "process", "Long messages sent that lay in memory of the region, and that their receiver copied from there.";
-        SHARED_BYTES @ 264, 8, "process", "Payload bytes of those messages.";
-        SHARE_NS @ 272, 8, "process", "As `ATTACH_NS`, of long messages received that their receiver copied from memory of the region.";
-        SHARE_BYTES @ 280, 8, "process", "Payload bytes of those messages.";
+        RESIDENT @ 256, 8, "process", "Long messages sent that lay in memory of the region, and that their receiver copied from there.";
+        RESIDENT_BYTES @ 264, 8, "process", "Payload bytes of those messages.";
+        RESIDE_NS @ 272, 8, "process", "As `ATTACH_NS`, of long messages received that their receiver copied from memory of the region.";
+        RESIDE_BYTES @ 280, 8, "process", "Payload bytes of those messages.";
     }
     /// An endpoint's block, in the area of its process.
     block (128) {

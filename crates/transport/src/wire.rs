@@ -84,7 +84,7 @@ pub mod flag {
     /// The receiver may copy the payload from the sender's memory, and then answers with `DONE` alone.
     pub const OFFER: u8 = 8;
     /// Of an offer: its places are not addresses in the sender's process, but offsets in its section.
-    pub const SHARED: u8 = 64;
+    pub const RESIDENT: u8 = 64;
     /// Of `READY`: the sender can grant pages. Of `CLEAR`: the receiver wants them, and answers with `DONE`.
     pub const PAGES: u8 = 16;
     /// Of `PAGES`: they have been granted just now, which takes longer than to name them.

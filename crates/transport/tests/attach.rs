@@ -90,18 +90,6 @@ fn counts(world: &World, ends: [&mut Endpoint; 2]) -> [u64; 3] {
     [Counter::Attached, Counter::AttachedBytes, Counter::Chunks].map(|counter| totals.get(counter))
 }
 
-fn polls(ends: [&mut Endpoint; 2], count: u32) -> Vec<Completion> {
-    let mut done = Vec::new();
-    let [a, b] = ends;
-    for _ in 0..count {
-        for end in [&mut *a, &mut *b] {
-            end.progress();
-            done.extend(end.pop());
-        }
-    }
-    done
-}
-
 #[test]
 fn every_long_message_is_copied_once() {
     let mut pair = pair(Long::Attach, Long::Attach);
@@ -275,11 +263,6 @@ fn another_process_than_the_one_that_is_meant_gives_nothing_away() {
         pair.exchange(tag, &mut pattern(LONG, tag), true, false);
     }
     assert_eq!((pair.counts()[0], asked.load(Ordering::Relaxed)), (0, 1));
-}
-
-/// Progress of one endpoint, and what ends there.
-fn alone(end: &mut Endpoint) -> Vec<Completion> {
-    (0..2000).flat_map(|_| [end.progress().then(|| end.pop()), Some(end.pop())]).flatten().flatten().collect()
 }
 
 #[test]

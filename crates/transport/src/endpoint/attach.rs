@@ -10,12 +10,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use isthmus_lockfree::sync::Word;
-use isthmus_region::attach::{Failure, Process};
+use isthmus_region::attach::Process;
 use isthmus_region::local::LocalBuf;
 use isthmus_region::roster::Record;
 
-use super::offer::{Offer, PIECE, Piece, Pull, Space, Standing};
-use super::table::Operation;
+use super::offer::{Offer, Piece, Pull, Space, Standing};
 use super::{Berth, Core};
 use crate::types::PeerId;
 
@@ -99,40 +98,9 @@ impl Core {
     }
 
     /// Copies the next piece of a message from the memory of the process of `from`.
-    pub(super) fn pull_attached(&mut self, berth: &Berth, from: PeerId, pull: Pull) -> Piece {
-        match self.process_of(berth, from) {
-            Some(process) => self.pull_piece(&process, from, pull),
-            None => Piece::Failed,
-        }
-    }
-
-    fn pull_piece(&mut self, process: &Process, from: PeerId, pull: Pull) -> Piece {
-        let Some(Operation::Incoming { dest, want, received, .. }) = self.operations.get(pull.mine, from)
-        else {
-            return Piece::Over;
-        };
-        let len = PIECE.min(*want - *received);
-        let Some(at) = pull.offer.payload.checked_add(*received).filter(|at| at.checked_add(len).is_some())
-        else {
-            return Piece::Failed;
-        };
-        let copied = dest.pieces(*received, len, |done, piece| process.copy(at + done, piece));
-        *received += len;
-        let all = *received == *want;
-        // What was copied is the message's if the offer stands after that. A receiver that the sender has given up then waits, as
-        // for an answer to its `CLEAR`, until it learns that.
-        let stands =
-            copied.and_then(|()| if all { process.word(pull.offer.word) } else { Ok(pull.offer.value) });
-        match stands {
-            Ok(value) if value == pull.offer.value && self.peers[from.0 as usize].still_lives() => {
-                Piece::Copied { all }
-            }
-            Ok(_) | Err(Failure::Unreadable) => Piece::Failed,
-            // If it has ended indeed, the operation ends with it.
-            Err(Failure::Ended | Failure::Forbidden) => {
-                self.peers[from.0 as usize].attach = Reach::Never;
-                Piece::Failed
-            }
-        }
+    pub(super) fn pull_attached(&mut self, berth: &Berth, from: PeerId, pull: Pull, most: u64) -> Piece {
+        let Some(process) = self.process_of(berth, from) else { return Piece::Failed };
+        let stands = || process.word(pull.offer.word).map(|value| value == pull.offer.value);
+        self.pull_piece(from, pull, most, |at, piece| process.copy(at, piece), stands)
     }
 }

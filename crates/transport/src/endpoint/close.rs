@@ -73,9 +73,7 @@ impl Core {
         if let Some(grants) = berth.grants.take() {
             grants.end(&berth.member);
         }
-        if let Some(offers) = berth.offers.take() {
-            offers.give_back(&berth.member);
-        }
+        std::mem::take(&mut berth.offers).give_back(&berth.member);
         if let Some(reserve) = berth.reserve.take() {
             reserve.give(&berth.member);
         }

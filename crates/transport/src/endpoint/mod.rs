@@ -9,7 +9,7 @@
 //! - `push`: pipelined messages, replies.
 //! - `offer`: long messages that are copied in one copy from where their program has them.
 //! - `attach`: those in memory of the sender's process.
-//! - `shared`: those in memory of the region.
+//! - `resident`: those in memory of the region.
 //! - `grants`: long messages that are copied from pages that their sender grants.
 //! - `ways`: which way a long message goes.
 //! - `direct`: RMA and atomics that need no message.
@@ -45,7 +45,7 @@ mod poll;
 mod post;
 mod push;
 mod remotes;
-mod shared;
+mod resident;
 mod sleep;
 mod table;
 mod tally;
@@ -349,8 +349,8 @@ struct Berth {
     may_attach: bool,
     /// The pages that this process has granted, where it may.
     grants: Option<grants::Cache>,
-    /// None before the first message that lies in memory of the region.
-    offers: Option<shared::Words>,
+    /// Words of offers in memory of the region.
+    offers: resident::Words,
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -451,7 +451,7 @@ impl Endpoint {
             crowded: false,
             may_attach: member.may_attach(),
             grants: grants::Cache::of(member, config.long),
-            offers: None,
+            offers: resident::Words::default(),
         };
         let address = member.address(local).map_err(failed("find an endpoint's record"))?;
         let mut core = Core::new(address, config, memory);

@@ -1,15 +1,17 @@
 //! Long messages that their receiver copies in one copy from where the sender's program has them: from the memory of its process, by
-//! cross-memory attach (`attach`), or from memory of the region, if they lie there (`shared`).
+//! cross-memory attach (`attach`), or from memory of the region, if they lie there (`resident`).
 //!
 //! The sender's announcement *offers* that: it has the payload's place. The receiver answers with `DONE` once it has copied, or with
 //! `CLEAR` as if nothing had been offered, also after it has tried. After each copy it reads the sender's record again (P5), as after
 //! each copy out of the region, and after the last whether the offer still stands ([`Standing`]).
 
 use isthmus_lockfree::sync::{Word, release_fence};
+use isthmus_region::attach::Failure;
 use isthmus_region::counters::Counter;
 use isthmus_region::local::LocalBuf;
-use isthmus_region::mapping::LineRef;
 
+use super::attach::Reach;
+use super::resident::Taken;
 use super::table::Operation;
 use super::ways::{Choice, Measured, Way};
 use super::{Because, Berth, Core, Peer, attach};
@@ -18,8 +20,8 @@ use crate::types::{Long, PeerId};
 
 /// Most bytes that are copied from one process in one round of progress.
 pub(super) const PIECE: u64 = 1 << 20;
-/// Messages in memory of the region that are shorter are announced only where their sender waits for the receive. They always come from there:
-/// two copies take two messages more.
+/// Messages in memory of the region that are shorter are announced where their sender waits for the receive, or has a small lane. They always
+/// come from there: two copies take two messages more.
 const LEAST_CHOICE: u64 = 16 << 10;
 
 /// Whose addresses an offer has.
@@ -51,15 +53,15 @@ pub struct Offer {
 pub(super) enum Standing {
     /// In this process's own memory.
     Process(Box<Word>),
-    /// A word of a line in the region.
-    Region(LineRef, usize),
+    /// A word in the region, and where it is noted that it is in use.
+    Region(Taken),
 }
 
 impl Standing {
     fn word(&self) -> &Word {
         match self {
             Self::Process(word) => word,
-            Self::Region(line, index) => &line.words[*index],
+            Self::Region(taken) => taken.word(),
         }
     }
 
@@ -67,15 +69,15 @@ impl Standing {
     pub(super) fn space(&self) -> Space {
         match self {
             Self::Process(_) => Space::Process,
-            Self::Region(..) => Space::Region,
+            Self::Region(_) => Space::Region,
         }
     }
 }
 
 impl Drop for Standing {
     fn drop(&mut self) {
+        // P5: before the program writes to its buffer again.
         self.word().put(0);
-        // Before the program writes to its buffer again.
         release_fence();
     }
 }
@@ -93,6 +95,7 @@ pub(super) struct Pull {
 /// How a piece ended.
 pub(super) enum Piece {
     Copied {
+        bytes: u64,
         all: bool,
     },
     /// The operation has ended.
@@ -113,7 +116,7 @@ impl Core {
         if self.config.long == Long::Copy {
             return None;
         }
-        self.offer_shared(berth, *buf).or_else(|| self.offer_process(to, *buf))
+        self.offer_resident(berth, *buf).or_else(|| self.offer_process(to, *buf))
     }
 
     /// A value that no word of an offer of this endpoint had before, and never 0, as far as can be told.
@@ -130,18 +133,18 @@ impl Core {
         offer: Option<&Offer>,
         pages: bool,
     ) -> (Way, Option<Measured>) {
-        let is_shared = offer.is_some_and(|offer| offer.space == Space::Region);
+        let is_resident = offer.is_some_and(|offer| offer.space == Space::Region);
         let Peer { is_near, attach, pool, ways, .. } = &mut self.peers[from.0 as usize];
         let other = match (&*is_near, pool) {
-            _ if is_shared => Way::Shared,
+            _ if is_resident => Way::Resident,
             (true, _) if offer.is_some() && !self.is_unheard && !attach.is_closed() => Way::Attach,
             (false, Some(_)) if pages => Way::Pages,
             _ => return (Way::Copy, None),
         };
-        let least = if is_shared { LEAST_CHOICE } else { attach::LEAST };
+        let least = if is_resident { LEAST_CHOICE } else { attach::LEAST };
         match self.config.long {
             Long::Copy => (Way::Copy, None),
-            _ if len < least => (if is_shared { other } else { Way::Copy }, None),
+            _ if len < least => (if is_resident { other } else { Way::Copy }, None),
             Long::Attach => (other, None),
             Long::Auto => {
                 let choice = Choice { len, one_copy: other };
@@ -151,29 +154,77 @@ impl Core {
         }
     }
 
-    /// Copies the next piece of the oldest message that is copied from where `from` has it. Returns whether there was one.
+    /// Copies what comes next of the messages that are copied from where `from` has them, a [`PIECE`] at most. Returns whether there was
+    /// anything.
     pub(super) fn pull(&mut self, berth: &Berth, from: PeerId) -> bool {
+        let mut left = PIECE;
+        while left > 0 && self.pull_next(berth, from, &mut left) {}
+        left < PIECE
+    }
+
+    /// Copies the next piece of the oldest one, which is at most what is left; a message that ends without a copy counts as a byte.
+    fn pull_next(&mut self, berth: &Berth, from: PeerId, left: &mut u64) -> bool {
         let Some(pull) = self.peers[from.0 as usize].pulls.front().copied() else { return false };
+        let most = *left;
+        *left -= 1;
         let piece = match pull.offer.space {
-            Space::Process => self.pull_attached(berth, from, pull),
-            Space::Region => self.pull_shared(from, pull),
+            Space::Process => self.pull_attached(berth, from, pull, most),
+            Space::Region => self.pull_resident(from, pull, most),
         };
         step(Step::PieceAttached);
-        if !matches!(piece, Piece::Copied { all: false }) {
+        if !matches!(piece, Piece::Copied { all: false, .. }) {
             self.peers[from.0 as usize].pulls.pop_front();
         }
+        if let Piece::Copied { bytes, .. } = piece {
+            *left = most.saturating_sub(bytes.max(1));
+        }
         match piece {
-            Piece::Copied { all: true } => {
+            Piece::Copied { all: true, .. } => {
                 if let Some(Operation::Incoming { done, .. }) = self.operations.get(pull.mine, from) {
                     // Whether or not the sender's program waits for that, the sender's operation does.
                     *done = Some(pull.theirs);
                 }
                 self.finish_incoming(pull.mine, from);
             }
-            Piece::Copied { all: false } | Piece::Over => {}
+            Piece::Copied { all: false, .. } | Piece::Over => {}
             Piece::Failed => self.ask_instead(from, pull),
         }
         true
+    }
+
+    /// Copies at most `most` bytes of a message by `copy`, which is given their place in the sender's space. `stands` reads the offer's word
+    /// afterwards.
+    pub(super) fn pull_piece(
+        &mut self,
+        from: PeerId,
+        pull: Pull,
+        most: u64,
+        copy: impl Fn(u64, LocalBuf) -> Result<(), Failure>,
+        stands: impl FnOnce() -> Result<bool, Failure>,
+    ) -> Piece {
+        let Some(Operation::Incoming { dest, want, received, .. }) = self.operations.get(pull.mine, from)
+        else {
+            return Piece::Over;
+        };
+        let bytes = most.min(*want - *received);
+        let Some(at) = pull.offer.payload.checked_add(*received).filter(|at| at.checked_add(bytes).is_some())
+        else {
+            return Piece::Failed;
+        };
+        let copied = dest.pieces(*received, bytes, |done, piece| copy(at + done, piece));
+        *received += bytes;
+        let all = *received == *want;
+        // What was copied is the message's if the offer stands after that. A receiver that the sender has given up then waits, as
+        // for an answer to its `CLEAR`, until it learns that.
+        match copied.and_then(|()| if all { stands() } else { Ok(true) }) {
+            Ok(true) if self.peers[from.0 as usize].still_lives() => Piece::Copied { bytes, all },
+            Ok(_) | Err(Failure::Unreadable) => Piece::Failed,
+            // If it has ended indeed, the operation ends with it.
+            Err(Failure::Ended | Failure::Forbidden) => {
+                self.peers[from.0 as usize].attach = Reach::Never;
+                Piece::Failed
+            }
+        }
     }
 
     /// Asks for the bytes of a message, from the first one on, that could not be copied from where its sender has them.

@@ -6,7 +6,7 @@ use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::local::LocalBuf;
 
 use super::backlog::Payload;
-use super::offer::{Offer, Space, Standing};
+use super::offer::{Offer, Space};
 use super::table::Operation;
 use super::{Because, Berth, Core, INJECT_BYTES, Multi};
 use crate::fault::{Step, step};
@@ -50,7 +50,7 @@ fn ready(flags: u8, [tag, data, len, id]: [u64; 4], offer: Option<Offer>) -> (Me
     match offer {
         None => ([wire::head(kind::READY, flags, 0), tag, data, len, id, 0, 0, 0], 5),
         Some(Offer { space, payload, word, value }) => {
-            let space = if space == Space::Region { flag::SHARED } else { 0 };
+            let space = if space == Space::Region { flag::RESIDENT } else { 0 };
             let head = wire::head(kind::READY, flags | flag::OFFER | space, 0);
             ([head, tag, data, len, id, payload, word, value], 8)
         }
@@ -258,10 +258,24 @@ impl Core {
         self.send_until(berth, send, send.delivered, false)
     }
 
-    /// Whether the announcement of a message says that pages of it can be granted. What lies in memory of the region has none.
-    fn may_go_in_pages(&self, berth: &Berth, send: &Send<'_>, offered: Option<&Standing>) -> bool {
-        let is_shared = offered.is_some_and(|standing| standing.space() == Space::Region);
-        send.bufs.len() == 1 && !is_shared && self.grants_to(berth, send.to, total(send.bufs))
+    /// Makes the announcement of a message, and the operation that waits for its receiver; gives the announcement's words, too.
+    fn announce(&mut self, berth: &mut Berth, send: &Send<'_>, delivered: bool) -> (Message, usize) {
+        let (to, len) = (send.to, total(send.bufs));
+        let then = self.template(send.ticket, Op::Send { tagged: send.tagged }, len);
+        let (offered, offer) = self.offer(berth, to, send.bufs).unzip();
+        // What lies in memory of the region has no pages to grant.
+        let is_resident = offered.as_ref().is_some_and(|standing| standing.space() == Space::Region);
+        let pages = send.bufs.len() == 1 && !is_resident && self.grants_to(berth, to, len);
+        let bufs = Bufs::new(send.bufs);
+        let operation = Operation::Announced { to, bufs, len, then, awaits_done: delivered, offered, pages };
+        let id = self.operations.insert(operation);
+        let ack = if delivered { flag::ACK } else { 0 };
+        let pages = if pages { flag::PAGES } else { 0 };
+        ready(
+            flags_of(send.tagged, send.data) | ack | pages,
+            [send.tag, send.data.unwrap_or(0), len, id],
+            offer,
+        )
     }
 
     /// As [`super::Endpoint::send_until_matched`].
@@ -289,7 +303,7 @@ impl Core {
             return self.queue_send(berth, error, send, delivered, matched);
         }
         let len = total(send.bufs);
-        let mut flags = flags_of(send.tagged, send.data);
+        let flags = flags_of(send.tagged, send.data);
         let (tag, data) = (send.tag, send.data.unwrap_or(0));
         if len <= INLINE_BYTES as u64 && !delivered {
             let (message, count) = inline(send);
@@ -314,20 +328,7 @@ impl Core {
             self.push(berth, send.to, &message, count, len);
             self.tally.add(Counter::Eager, 1);
         } else {
-            let then = self.template(send.ticket, Op::Send { tagged: send.tagged }, len);
-            let bufs = Bufs::new(send.bufs);
-            let (offered, offer) = self.offer(berth, send.to, send.bufs).unzip();
-            let pages = self.may_go_in_pages(berth, send, offered.as_ref());
-            let operation =
-                Operation::Announced { to: send.to, bufs, len, then, awaits_done: delivered, offered, pages };
-            let id = self.operations.insert(operation);
-            if delivered {
-                flags |= flag::ACK;
-            }
-            if pages {
-                flags |= flag::PAGES;
-            }
-            let (message, count) = ready(flags, [tag, data, len, id], offer);
+            let (message, count) = self.announce(berth, send, delivered);
             self.push(berth, send.to, &message, count, len);
             self.tally.add(Counter::Rendezvous, 1);
             return Ok(Posted::Pending);
@@ -362,14 +363,7 @@ impl Core {
         }
         if matched || (len > self.eager_bytes(to) && !send.inject) {
             let payload = self.make_space(berth, to, &[], true)?;
-            let bufs = Bufs::new(send.bufs);
-            let (offered, offer) = self.offer(berth, to, send.bufs).unzip();
-            let pages = self.may_go_in_pages(berth, send, offered.as_ref());
-            let flags = flags | if pages { flag::PAGES } else { 0 };
-            let operation =
-                Operation::Announced { to, bufs, len, then, awaits_done: delivered, offered, pages };
-            let id = self.operations.insert(operation);
-            let (message, count) = ready(flags, [tag, data, len, id], offer);
+            let (message, count) = self.announce(berth, send, delivered);
             self.queue(berth, to, &message, count, payload, None);
             return Ok(Posted::Pending);
         }

@@ -208,7 +208,7 @@ impl Core {
                 if let (Some(offered), Status::Ok) = (offered, status) {
                     let (count, bytes) = match offered.space() {
                         Space::Process => (Counter::Attached, Counter::AttachedBytes),
-                        Space::Region => (Counter::Shared, Counter::SharedBytes),
+                        Space::Region => (Counter::Resident, Counter::ResidentBytes),
                     };
                     self.tally.add(count, 1);
                     self.tally.add(bytes, *len);

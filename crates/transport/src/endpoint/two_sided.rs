@@ -206,11 +206,11 @@ impl Core {
         let tagged = flags & flag::TAGGED != 0;
         let data = (flags & flag::DATA != 0).then_some(message[2]);
         let ack = flags & flag::ACK != 0;
-        let space = if flags & flag::SHARED == 0 { Space::Process } else { Space::Region };
+        let space = if flags & flag::RESIDENT == 0 { Space::Process } else { Space::Region };
         let offer = Offer { space, payload: message[5], word: message[6], value: message[7] };
         let offer = (flags & flag::OFFER != 0).then_some(offer);
         if let Some(offer @ Offer { space: Space::Region, .. }) = &offer {
-            self.take_shared(source, section, len, offer)?;
+            self.take_resident(source, section, len, offer)?;
         }
         let pages = flags & flag::PAGES != 0;
         let ready = Ready { len, id, ack, offer, pages };
@@ -352,7 +352,7 @@ impl Core {
         };
         let mine = self.operations.insert(operation);
         match (way, offer) {
-            (Way::Attach | Way::Shared, Some(offer)) => {
+            (Way::Attach | Way::Resident, Some(offer)) => {
                 let pull = Pull { mine, theirs: id, offer, because };
                 self.peers[source.0 as usize].pulls.push_back(pull);
                 self.owe(source);

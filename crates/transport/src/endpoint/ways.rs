@@ -1,5 +1,5 @@
 //! Which way a long message goes, where there is more than one: found by measurement, for each remote endpoint and class of
-//! lengths.
+//! lengths, and for what lies in memory of the region separately.
 //!
 //! The receiver chooses and measures. A message counts from when it was asked for, or from when the last one ended if that is
 //! later: of messages that overlap each counts the time that it adds. The first messages of a class take turns, of which the first
@@ -39,7 +39,7 @@ pub(super) enum Way {
     /// From pages that the sender grants.
     Pages,
     /// From memory of the region, in which the sender has it.
-    Shared,
+    Resident,
 }
 
 impl Way {
@@ -51,7 +51,7 @@ impl Way {
     /// How much longer than two copies it may take, as the receiver sees it, who does not see that its sender has nothing to copy: of all
     /// work of both that is nearly half.
     fn favour(self) -> f64 {
-        if matches!(self, Self::Pages | Self::Shared) { 1.03 } else { 1.0 }
+        if matches!(self, Self::Pages | Self::Resident) { 1.03 } else { 1.0 }
     }
 }
 
@@ -78,7 +78,7 @@ impl Measured {
             Way::Copy => [Counter::CopyNs, Counter::CopyBytes],
             Way::Attach => [Counter::AttachNs, Counter::AttachBytes],
             Way::Pages => [Counter::GrantNs, Counter::GrantBytes],
-            Way::Shared => [Counter::ShareNs, Counter::ShareBytes],
+            Way::Resident => [Counter::ResideNs, Counter::ResideBytes],
         };
         (counters, self.choice.len)
     }
@@ -222,7 +222,7 @@ impl Class {
 #[derive(Debug, Default)]
 pub(super) struct Ways {
     /// Of messages that lie in memory of the region, and of others; none before the first message that has a choice.
-    shared: Option<Box<[Class; CLASSES]>>,
+    resident: Option<Box<[Class; CLASSES]>>,
     others: Option<Box<[Class; CLASSES]>>,
     last_end: Option<Instant>,
 }
@@ -235,7 +235,7 @@ fn class_of(len: u64) -> usize {
 
 impl Ways {
     fn class(&mut self, choice: Choice) -> &mut Class {
-        let of = if choice.one_copy == Way::Shared { &mut self.shared } else { &mut self.others };
+        let of = if choice.one_copy == Way::Resident { &mut self.resident } else { &mut self.others };
         &mut of.get_or_insert_default()[class_of(choice.len)]
     }
 
@@ -470,7 +470,7 @@ mod tests {
     #[test]
     fn what_lies_in_the_region_is_measured_by_itself() {
         let (mut ways, now) = (Ways::default(), Instant::now());
-        let shared = Choice { len: 100_000, one_copy: Way::Shared };
+        let shared = Choice { len: 100_000, one_copy: Way::Resident };
         for i in 0..100 {
             for (choice, [copy, one_copy]) in
                 [(shared, [100_000, 50_000]), (to_attach(100_000), [100_000, 200_000])]
@@ -480,7 +480,7 @@ mod tests {
                 ways.last_end = None;
                 ways.ended_at(Measured { choice, way, begin: now }, false, now + Duration::from_nanos(took));
                 if i >= TRIALS && i != 64 + TRIALS {
-                    let faster = if choice.one_copy == Way::Shared { Way::Shared } else { Way::Copy };
+                    let faster = if choice.one_copy == Way::Resident { Way::Resident } else { Way::Copy };
                     assert_eq!(way, faster, "message {i}");
                 }
             }

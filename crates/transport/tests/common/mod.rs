@@ -189,3 +189,21 @@ pub fn ok(completion: Completion) -> Completion {
     assert_eq!(completion.status, Status::Ok);
     completion
 }
+
+/// Progress of both, so often, and what ends there.
+pub fn polls(ends: [&mut Endpoint; 2], count: u32) -> Vec<Completion> {
+    let mut done = Vec::new();
+    let [a, b] = ends;
+    for _ in 0..count {
+        for end in [&mut *a, &mut *b] {
+            end.progress();
+            done.extend(end.pop());
+        }
+    }
+    done
+}
+
+/// Progress of one endpoint, and what ends there.
+pub fn alone(end: &mut Endpoint) -> Vec<Completion> {
+    (0..2000).flat_map(|_| [end.progress().then(|| end.pop()), Some(end.pop())]).flatten().flatten().collect()
+}

@@ -110,20 +110,8 @@ impl Pair {
             self.world.services.iter().map(of).sum::<u64>()
         };
         let others = count(Counter::Chunks) + count(Counter::Attached) + count(Counter::Granted);
-        [count(Counter::Shared), count(Counter::SharedBytes), others]
+        [count(Counter::Resident), count(Counter::ResidentBytes), others]
     }
-}
-
-fn polls(ends: [&mut Endpoint; 2], count: u32) -> Vec<Completion> {
-    let mut done = Vec::new();
-    let [a, b] = ends;
-    for _ in 0..count {
-        for end in [&mut *a, &mut *b] {
-            end.progress();
-            done.extend(end.pop());
-        }
-    }
-    done
 }
 
 #[test]
@@ -197,11 +185,6 @@ fn more_messages_than_words_come_whole_and_the_words_come_back() {
     }
 }
 
-/// Progress of one endpoint, and what ends there.
-fn alone(end: &mut Endpoint) -> Vec<Completion> {
-    (0..2000).flat_map(|_| [end.progress().then(|| end.pop()), Some(end.pop())]).flatten().flatten().collect()
-}
-
 #[test]
 fn an_offer_ends_before_its_buffer_is_the_programs_again() {
     // The sender gives its receiver up, which it takes for faulty; or goes, and its memory serves others.
@@ -241,7 +224,7 @@ fn offered(len: u64, places: [u64; 3]) -> (Vec<Completion>, bool) {
     let mut room = vec![7; usize::try_from(len.min(9 << 20)).unwrap()];
     let into = [buf(&mut room)];
     b.receive(&receive(any(3), &into)).unwrap();
-    let flags = flag::TAGGED | flag::OFFER | flag::SHARED;
+    let flags = flag::TAGGED | flag::OFFER | flag::RESIDENT;
     let [payload, word, value] = places;
     assert!(a.push_raw(to, &[head(kind::READY, flags, 0), 3, 0, len, 77, payload, word, value]));
     let mut done = Vec::new();
