@@ -13,7 +13,8 @@
 #include <stdint.h>
 
 /* BARRIER and ALLREDUCE take any number of ranks, the others two. */
-enum kind { LATENCY, PINGPONG, WINDOW, RATE, POSTED, UNEXPECTED, BARRIER, ALLREDUCE, POOL, BOTH, ONCE, BARE, PUT, GET, KINDS };
+enum kind { LATENCY, PINGPONG, WINDOW, RATE, POSTED, UNEXPECTED, BARRIER, ALLREDUCE, POOL, BOTH, ONCE, BARE, PUT, GET,
+            IS, FT, MG, LU, KINDS };
 
 struct block {
     enum kind kind;
@@ -36,7 +37,9 @@ struct sample {
     int region_counted;       /* whether all ranks have a region whose counters can be read; if so: */
     uint64_t region_bytes, region_messages; /* sent by one rank and received by another through it */
     uint64_t page_bytes;      /* of region_bytes, those that their receivers copied from pages that the senders granted */
-    uint64_t shared_bytes;    /* those that they copied from where the senders have them in the region */
+    uint64_t resident_bytes;    /* those that they copied from where the senders have them in the region */
+    double large_messages, large_bytes; /* of a kernel: which share of its messages, and of their bytes, is in such of more than 64 KiB */
+    double sent_MBps;         /* of a kernel: what both ranks send, in a second */
     uint64_t direct_bytes;    /* of region_bytes, those that a rank read or changed in the other's memory, without a message */
 };
 
@@ -77,12 +80,21 @@ void window_open(const struct block *b);
 double window_batch(const struct block *b, uint64_t rounds);
 void window_close(void);
 
+/* kernels.c: as NAS Parallel Benchmarks communicate; `bytes` of a block are those of one rank's keys or cells */
+struct kernel_sent {
+    uint64_t messages, bytes, large_messages, large_bytes;
+};
+void kernel_open(const struct block *b);
+double kernel_batch(const struct block *b, uint64_t rounds);
+struct kernel_sent kernel_sent(void);
+void kernel_close(const struct block *b);
+
 /* neighbours.c */
 int neighbours_main(const char *plan, const char *directory);
 
 /* counters.c */
 enum counter { NET, LOOPBACK, CMA, REGION_READ, REGION_TX_MESSAGES, REGION_TX_BYTES, REGION_RX_MESSAGES, REGION_RX_BYTES,
-               REGION_RMA, REGION_RMA_BYTES, REGION_DIRECT_BYTES, REGION_PAGE_BYTES, REGION_SHARED_BYTES, COUNTERS };
+               REGION_RMA, REGION_RMA_BYTES, REGION_DIRECT_BYTES, REGION_PAGE_BYTES, REGION_RESIDENT_BYTES, COUNTERS };
 void counters_now(uint64_t now[COUNTERS]);
 double cpu_seconds(void);
 

@@ -18,7 +18,8 @@ const char *block_name(const struct block *b)
     static const char *const names[] = { "latency", "bandwidth", "bandwidth_windowed", "rate",
                                          "posted", "unexpected", "barrier", "allreduce",
                                          "pool", "both_ways", "once", "bare_copy",
-                                         "put", "get" };
+                                         "put", "get",
+                                         "is", "ft", "mg", "lu" };
 
     if (b->kind == PINGPONG && !b->touched)
         return "bandwidth_untouched";
@@ -37,7 +38,8 @@ const char *block_metric(const struct block *b)
     static const char *const metrics[] = { "latency_us", "bandwidth_MBps", "bandwidth_MBps", "rate_Mps",
                                            "latency_us", "latency_us", "loops_per_s", "loops_per_s",
                                            "bandwidth_MBps", "bandwidth_MBps", "bandwidth_MBps", "bandwidth_MBps",
-                                           "latency_us", "latency_us" };
+                                           "latency_us", "latency_us",
+                                           "loops_per_s", "loops_per_s", "loops_per_s", "loops_per_s" };
     return metrics[b->kind];
 }
 
@@ -206,6 +208,11 @@ static int is_one_sided(const struct block *b)
     return b->kind == PUT || b->kind == GET;
 }
 
+static int is_kernel(const struct block *b)
+{
+    return b->kind == IS || b->kind == FT || b->kind == MG || b->kind == LU;
+}
+
 static double batch(const struct block *b, char *buffers, uint64_t rounds)
 {
     double start;
@@ -216,6 +223,8 @@ static double batch(const struct block *b, char *buffers, uint64_t rounds)
         return pool_batch(b, rounds);
     if (is_one_sided(b))
         return window_batch(b, rounds);
+    if (is_kernel(b))
+        return kernel_batch(b, rounds);
     MPI_Barrier(MPI_COMM_WORLD);
     start = now_seconds();
     if (is_windowed(b))
@@ -236,6 +245,10 @@ static double in_metric(const struct block *b, double seconds, uint64_t rounds)
     case PINGPONG: return (double)b->bytes * 2 * (double)rounds / seconds / 1e6;
     case WINDOW: return (double)b->bytes * b->depth * (double)rounds / seconds / 1e6;
     case RATE: return b->depth * (double)rounds / seconds / 1e6;
+    case IS:
+    case FT:
+    case MG:
+    case LU:
     case BARRIER:
     case ALLREDUCE: return (double)rounds / seconds;
     case POOL:
@@ -269,7 +282,9 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
 {
     int copies = is_windowed(b) ? b->depth : 2, waiting = b->kind == POSTED || b->kind == UNEXPECTED;
     char *buffers = malloc(b->bytes * (size_t)copies + 1);
-    double values[BATCHES], cpu;
+    /* The loops of a kernel are long. */
+    const int batches = is_kernel(b) ? BATCHES / 3 : BATCHES;
+    double values[BATCHES], took = 0, cpu;
     uint64_t before[COUNTERS], after[COUNTERS], moved[COUNTERS], both[COUNTERS];
 
     if (!buffers || copies > MAX_DEPTH)
@@ -284,6 +299,8 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
         pool_open(b);
     if (is_one_sided(b))
         window_open(b);
+    if (is_kernel(b))
+        kernel_open(b);
 
     for (uint64_t rounds = 2; b->rounds == 0; rounds *= 2) {
         double took = batch(b, buffers, rounds), wanted = budget_seconds / BATCHES;
@@ -298,8 +315,12 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
     MPI_Barrier(MPI_COMM_WORLD);
     counters_now(before);
     cpu = cpu_seconds();
-    for (int i = 0; i < BATCHES; i++)
-        values[i] = in_metric(b, batch(b, buffers, b->rounds), b->rounds);
+    for (int i = 0; i < batches; i++) {
+        double seconds = batch(b, buffers, b->rounds);
+
+        took += seconds;
+        values[i] = in_metric(b, seconds, b->rounds);
+    }
     cpu = cpu_seconds() - cpu;
     counters_now(after);
     if (waiting)
@@ -312,9 +333,9 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
         verify(buffers, b->bytes);
     free(buffers);
 
-    out->value = median(values, BATCHES);
+    out->value = median(values, batches);
     out->min = values[0];
-    out->max = values[BATCHES - 1];
+    out->max = values[batches - 1];
     out->messages = b->rounds * BATCHES * messages_of_round(b);
     out->operations = out->messages;
     if (is_collective(b))
@@ -322,6 +343,18 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
     if (b->kind == BARE)
         out->operations = b->rounds * BATCHES * (uint64_t)b->depth;
     out->payload_bytes = out->messages * b->bytes;
+    out->large_messages = out->large_bytes = out->sent_MBps = 0;
+    if (is_kernel(b)) {
+        struct kernel_sent sent = kernel_sent();
+
+        out->operations = b->rounds * (uint64_t)batches;
+        out->messages = sent.messages * (uint64_t)batches;
+        out->payload_bytes = sent.bytes * (uint64_t)batches;
+        out->large_messages = (double)sent.large_messages / (double)sent.messages;
+        out->large_bytes = (double)sent.large_bytes / (double)sent.bytes;
+        out->sent_MBps = (double)out->payload_bytes / took / 1e6;
+        kernel_close(b);
+    }
     MPI_Reduce(&cpu, &out->cpu_seconds, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
     for (int i = 0; i < COUNTERS; i++)
         moved[i] = after[i] - before[i];
@@ -334,6 +367,6 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
     out->region_bytes = least(both[REGION_TX_BYTES], both[REGION_RX_BYTES]) + both[REGION_RMA_BYTES] + both[REGION_DIRECT_BYTES];
     out->direct_bytes = both[REGION_DIRECT_BYTES];
     out->page_bytes = both[REGION_PAGE_BYTES];
-    out->shared_bytes = both[REGION_SHARED_BYTES];
+    out->resident_bytes = both[REGION_RESIDENT_BYTES];
     out->region_messages = least(both[REGION_TX_MESSAGES], both[REGION_RX_MESSAGES]) + both[REGION_RMA];
 }

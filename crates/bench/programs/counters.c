@@ -62,7 +62,7 @@ static void region_now(uint64_t now[COUNTERS])
     now[REGION_RMA_BYTES] = counters[9];
     now[REGION_DIRECT_BYTES] = counters[19];
     now[REGION_PAGE_BYTES] = counters[28];
-    now[REGION_SHARED_BYTES] = counters[33];
+    now[REGION_RESIDENT_BYTES] = counters[33];
 }
 
 void counters_now(uint64_t now[COUNTERS])

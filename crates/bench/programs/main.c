@@ -7,8 +7,8 @@
  * unexpected:BYTES:COUNT, a latency beside COUNT receives or messages of other tags that wait; pool:BYTES:BUFFERS and
  * both:BYTES:BUFFERS, one message at a time from so many buffers in turn, one way and both at the same time, once:BYTES, each
  * from memory that nothing was sent from before, and bare:BYTES:BUFFERS, the same without an MPI, from memory
- * that both have; put:BYTES and get:BYTES, one-sided operations one after the other, each flushed; and for any number of
- * ranks barrier or allreduce:BYTES. Messages of pingpong and window are written before they are sent and read after they
+ * that both have; put:BYTES and get:BYTES, one-sided operations one after the other, each flushed; is:BYTES, ft:BYTES, mg:BYTES
+ * and lu:BYTES, kernels of which each rank has so much; and for any number of ranks barrier or allreduce:BYTES. Messages of pingpong and window are written before they are sent and read after they
  * were received, unless :untouched stands behind. The plan is run N times over, block after block, with the bare line
  * timed before and after each where there are two ranks. ISTHMUS_BENCH_PIN=1 binds each rank's main thread to a processor
  * of its own, where there are enough for all; ISTHMUS_BENCH_PIN=A,B binds two of one host to these.
@@ -68,7 +68,8 @@ static struct block parse_block(const char *text)
     static const char *const names[] = { "latency", "pingpong", "window", "rate",
                                          "posted", "unexpected", "barrier", "allreduce",
                                          "pool", "both", "once", "bare",
-                                         "put", "get" };
+                                         "put", "get",
+                                         "is", "ft", "mg", "lu" };
     struct block b = { .depth = 1 };
     char name[16];
     unsigned long long bytes = 0;
@@ -80,14 +81,14 @@ static struct block parse_block(const char *text)
     if (fields < (kind == BARRIER ? 1 : 2) || kind == KINDS || b.depth < 1 || bytes > (1u << 30))
         die("bad block; say latency:BYTES, pingpong:BYTES[:untouched], window:BYTES:DEPTH[:untouched], rate:BYTES:DEPTH, "
             "posted:BYTES:COUNT, unexpected:BYTES:COUNT, barrier, allreduce:BYTES, pool:BYTES:BUFFERS, both:BYTES:BUFFERS, "
-            "once:BYTES, bare:BYTES:BUFFERS, put:BYTES or get:BYTES");
+            "once:BYTES, bare:BYTES:BUFFERS, put:BYTES, get:BYTES, is:BYTES, ft:BYTES, mg:BYTES or lu:BYTES");
     if (untouched && (strcmp(untouched, UNTOUCHED) != 0 || (kind != PINGPONG && kind != WINDOW)))
         die("bad block; only pingpong and window may end in " UNTOUCHED);
     if (kind != BARRIER && kind != ALLREDUCE && ranks != 2)
         die("all blocks but barrier and allreduce take exactly two ranks");
     b.kind = (enum kind)kind;
     b.bytes = (size_t)bytes;
-    b.touched = (kind == PINGPONG || kind == WINDOW || kind >= POOL) && !untouched;
+    b.touched = (kind == PINGPONG || kind == WINDOW || (kind >= POOL && kind < IS)) && !untouched;
     return b;
 }
 
@@ -248,14 +249,17 @@ int main(int argc, char **argv)
                    "\"depth\":%d,\"rep\":%d,\"value\":%.6g,\"min\":%.6g,\"max\":%.6g,\"messages\":%llu,\"cpu_us_per_op\":%.6g,",
                    block_name(&blocks[i]), block_metric(&blocks[i]), blocks[i].bytes, blocks[i].depth, rep, s.value, s.min, s.max,
                    (unsigned long long)s.messages, s.cpu_seconds * 1e6 / (double)s.operations);
+            if (s.sent_MBps > 0)
+                printf("\"large_messages\":%.6g,\"large_bytes\":%.6g,\"sent_MBps\":%.6g,", s.large_messages, s.large_bytes,
+                       s.sent_MBps);
             if (line[0] >= 0)
                 printf("\"line_us\":[%.6g,%.6g],", line[0], line[1]);
             else
                 printf("\"line_us\":null,");
             if (s.region_counted)
-                printf("\"region_bytes\":%llu,\"region_messages\":%llu,\"page_bytes\":%llu,\"shared_bytes\":%llu,\"direct_bytes\":%llu,",
+                printf("\"region_bytes\":%llu,\"region_messages\":%llu,\"page_bytes\":%llu,\"resident_bytes\":%llu,\"direct_bytes\":%llu,",
                        (unsigned long long)s.region_bytes, (unsigned long long)s.region_messages,
-                       (unsigned long long)s.page_bytes, (unsigned long long)s.shared_bytes,
+                       (unsigned long long)s.page_bytes, (unsigned long long)s.resident_bytes,
                        (unsigned long long)s.direct_bytes);
             else
                 printf("\"region_bytes\":null,\"region_messages\":null,");

@@ -418,6 +418,25 @@ fn block_records(
             records.extend(ours.filter(|_| !ratios.is_empty()).map(|it| it.with_ratios(name, &ratios)));
         }
     }
+    // How a kernel communicates is the same whatever its messages go by, but for the rate.
+    let ours = &measured[0];
+    let sampled = |of: &dyn Fn(&program::Sample) -> Option<f64>| -> Vec<f64> {
+        let samples =
+            ours.rounds.iter().flat_map(|it| it.output.samples.iter().skip(block).step_by(plan.blocks.len()));
+        samples.filter_map(of).collect()
+    };
+    for (what, metric, values) in [
+        ("large_messages", "share_pct", sampled(&|it| it.large_messages.map(|share| 100.0 * share))),
+        ("large_bytes", "share_pct", sampled(&|it| it.large_bytes.map(|share| 100.0 * share))),
+        ("sent", "rate_MBps", sampled(&|it| it.sent)),
+    ] {
+        if let (false, Some(of)) = (values.is_empty(), record(0, ours.subject.name, None)) {
+            let benchmark = format!("{}_{what}", of.benchmark);
+            records.push(
+                Record { benchmark, metric: metric.into(), cpu_us_per_op: None, ..of }.with_values(&values),
+            );
+        }
+    }
     for at in peers {
         let own = measured[at].subject.name;
         if compared.contains(&at) {

@@ -1,7 +1,8 @@
 //! `bench onecopy`: long messages in one copy beside the same in two, from buffers that come back, in pools of several sizes, both
 //! ways at once, and from buffers that never come back. Between VMs one copy is made from pages that the sender's process grants,
 //! natively by cross-memory attach, and in both by programs whose large allocations lie in the region (`--alloc`). Beside them one-sided
-//! operations in windows of the program's memory (MPI_Win_create), which in such pages and such memory take no message.
+//! operations in windows of the program's memory (MPI_Win_create), which in such pages and such memory take no message, and four kernels that
+//! communicate as NAS Parallel Benchmarks do, with the columns of the paper's table I.
 //!
 //! A pool of 40 buffers of 1 MiB is more than the transport keeps granted (8,192 pages, as in the paper's figure 12): with
 //! replacement by age each would be gone when it comes back.
@@ -11,7 +12,7 @@ use isthmus_run::mpi::{Flavour, find};
 use crate::error::{Error, Result};
 use crate::mpi::{self, Comparison};
 use crate::peers::{Wanted, missed};
-use crate::program::{BARE, Block, LATENCY};
+use crate::program::{BARE, Block, Kernel, LATENCY};
 use crate::promise::{Row, Verdict, at_least, at_most};
 use crate::record::{self, Record};
 use crate::subject::{ALLOCATIONS, TWO_COPIES};
@@ -48,6 +49,8 @@ pub fn blocks(quick: bool) -> Vec<Block> {
     if !quick {
         all.extend([Block::Put(65536), Block::Get(65536)]);
     }
+    let kernels = if quick { &Kernel::ALL[..1] } else { &Kernel::ALL };
+    all.extend(kernels.iter().map(|kernel| Block::Kernel(*kernel)));
     // The last: what never comes back makes the transport give pages up for a while.
     all.push(Block::Once(MB));
     all
@@ -62,6 +65,7 @@ fn wanted(vms: u32, flavour: Flavour) -> Vec<(Block, Wanted)> {
             Block::Put(bytes) => ("put", bytes),
             Block::Get(bytes) => ("get", bytes),
             Block::Pool(bytes, _) => ("pool", bytes),
+            Block::Kernel(kernel) => (kernel.name(), kernel.bytes()),
             _ => ("bare_copy", MB),
         };
         let mut wanted = Wanted::new(what, promise, (benchmark, bytes), Some(peer));
@@ -147,6 +151,11 @@ fn wanted(vms: u32, flavour: Flavour) -> Vec<(Block, Wanted)> {
         ),
     ]);
     rows.extend(one_sided.map(|(what, block)| allocating(what, at_most(1.0, 0.5), block, LATENCY)));
+    for kernel in Kernel::ALL {
+        let (what, block) = (format!("{} : two copies", kernel.name().to_uppercase()), Block::Kernel(kernel));
+        rows.push(of(&what, at_least(1.0, 1.1), block, TWO_COPIES));
+        rows.push(allocating(&what, at_least(1.0, 1.1), block, TWO_COPIES));
+    }
     rows
 }
 

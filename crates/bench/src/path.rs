@@ -24,7 +24,7 @@ pub struct Moved {
     /// Of those bytes, what receivers copied from pages that their senders granted.
     pub pages: u64,
     /// Of those bytes, what receivers copied from where their senders have it in the region.
-    pub shared: u64,
+    pub resident: u64,
     /// Of the region's bytes, what a rank read or changed in the other's memory itself, without a message.
     pub direct: u64,
     /// By cross-memory attach.
@@ -57,8 +57,8 @@ impl Moved {
                 "region+cma"
             } else if share(self.pages, kernel) >= MOST {
                 "region+pages"
-            } else if share(self.shared, kernel) >= MOST {
-                "region+shared"
+            } else if share(self.resident, kernel) >= MOST {
+                "region+resident"
             } else if share(self.direct, kernel) >= MOST {
                 "region+direct"
             } else {
@@ -80,7 +80,7 @@ impl Moved {
 /// Whether a way is that of the provider alone: through the region, or announced there and copied by the kernel, from granted pages or from
 /// where the sender has it in the region.
 pub fn is_providers(way: Option<&str>) -> bool {
-    let ways = ["region", "region+cma", "region+pages", "region+shared", "region+direct", SOME_PAGES];
+    let ways = ["region", "region+cma", "region+pages", "region+resident", "region+direct", SOME_PAGES];
     way.is_some_and(|way| ways.contains(&way))
 }
 
@@ -96,10 +96,10 @@ pub fn common<'a>(ways: &[Option<&'a str>]) -> Option<&'a str> {
         _ if ways.iter().all(|way| is_providers(*way)) => {
             let has = |wanted: &str| ways.iter().flatten().any(|way| *way == wanted);
             let pages = has("region+pages") || has(SOME_PAGES);
-            match (has("region+cma"), pages, has("region+shared"), has("region+direct")) {
+            match (has("region+cma"), pages, has("region+resident"), has("region+direct")) {
                 (true, false, false, false) => Some("region+cma"),
                 (false, true, false, false) => Some(SOME_PAGES),
-                (false, false, true, false) => Some("region+shared"),
+                (false, false, true, false) => Some("region+resident"),
                 _ => Some("mixed"),
             }
         }
@@ -116,7 +116,7 @@ mod tests {
         payload: 1000,
         region: None,
         pages: 0,
-        shared: 0,
+        resident: 0,
         direct: 0,
         cma: 0,
         network: 0,
@@ -138,8 +138,8 @@ mod tests {
         assert_eq!(Moved { region: Some((6, 600)), cma: 1000, ..MOVED }.way(true), Some("mixed"));
         let ways = [740, 750, 1000].map(|pages| Moved { pages, ..all }.way(false));
         assert_eq!(ways, [Some("region"), Some("region+pages"), Some("region+pages")]);
-        let ways = [740, 750, 1000].map(|shared| Moved { shared, ..all }.way(true));
-        assert_eq!(ways, [Some("region"), Some("region+shared"), Some("region+shared")]);
+        let ways = [740, 750, 1000].map(|resident| Moved { resident, ..all }.way(true));
+        assert_eq!(ways, [Some("region"), Some("region+resident"), Some("region+resident")]);
         let ways = [740, 750, 1000].map(|direct| Moved { direct, ..all }.way(false));
         assert_eq!(ways, [Some("region"), Some("region+direct"), Some("region+direct")]);
         assert!(ways.into_iter().all(is_providers));
@@ -180,8 +180,8 @@ mod tests {
         assert_eq!(common(&[Some("region+pages"), Some("region+pages")]), Some("region+pages"));
         assert_eq!(common(&[Some(SOME_PAGES), Some("region")]), Some(SOME_PAGES));
         assert_eq!(common(&[Some("region+pages"), Some("region+cma")]), Some("mixed"));
-        assert_eq!(common(&[Some("region+shared"), Some("region")]), Some("region+shared"));
-        assert_eq!(common(&[Some("region+shared"), Some("region+cma")]), Some("mixed"));
+        assert_eq!(common(&[Some("region+resident"), Some("region")]), Some("region+resident"));
+        assert_eq!(common(&[Some("region+resident"), Some("region+cma")]), Some("mixed"));
         assert_eq!(common(&[Some("region"), None]), Some("mixed"));
         assert_eq!(common(&[]), None);
     }

@@ -14,7 +14,7 @@ use crate::path::Moved;
 /// What all of the programs have.
 pub const AWAIT: (&str, &str) = ("await.h", include_str!("../programs/await.h"));
 
-const SOURCES: [(&str, &str); 13] = [
+const SOURCES: [(&str, &str); 14] = [
     AWAIT,
     ("bench.h", include_str!("../programs/bench.h")),
     ("main.c", include_str!("../programs/main.c")),
@@ -24,6 +24,7 @@ const SOURCES: [(&str, &str); 13] = [
     ("collective.c", include_str!("../programs/collective.c")),
     ("pool.c", include_str!("../programs/pool.c")),
     ("window.c", include_str!("../programs/window.c")),
+    ("kernels.c", include_str!("../programs/kernels.c")),
     ("neighbours.c", include_str!("../programs/neighbours.c")),
     ("counters.c", include_str!("../programs/counters.c")),
     ("line.c", include_str!("../programs/line.c")),
@@ -31,7 +32,7 @@ const SOURCES: [(&str, &str); 13] = [
 ];
 
 /// `-rdynamic`, so that the MPI library finds the program's counting stand-ins (`counters.c`).
-const FLAGS: [&str; 6] = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-rdynamic"];
+const FLAGS: [&str; 7] = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-rdynamic", "-lm"];
 
 /// Compiles the program for `mpi`, or finds it compiled in the user's cache; returns its path.
 ///
@@ -109,6 +110,44 @@ pub const BARE: &str = "bare_copy";
 /// The benchmark of half the time of a ping-pong.
 pub const LATENCY: &str = "latency";
 
+/// A small program that communicates as one of the NAS Parallel Benchmarks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// A sort of integers.
+    Is,
+    /// A Fourier transform in three dimensions.
+    Ft,
+    /// A multigrid solver.
+    Mg,
+    /// Sweeps of a solver of coupled fields, whose planes the ranks go through one after the other.
+    Lu,
+}
+
+impl Kernel {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Is, Self::Ft, Self::Mg, Self::Lu];
+
+    /// The benchmark.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Is => "is",
+            Self::Ft => "ft",
+            Self::Mg => "mg",
+            Self::Lu => "lu",
+        }
+    }
+
+    /// What one of two ranks has: 2^20 keys, and half a grid of an edge of 64, 96 and 32.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::Is => 4 << 20,
+            Self::Ft => 64 * 64 * 64 * 16 / 2,
+            Self::Mg => 96 * 96 * 96 * 8 / 2,
+            Self::Lu => 32 * 32 * 32 * 40 / 2,
+        }
+    }
+}
+
 /// One block of the program's plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Block {
@@ -140,6 +179,8 @@ pub enum Block {
     Put(u64),
     /// The same of an MPI_Get.
     Get(u64),
+    /// Loops of a kernel.
+    Kernel(Kernel),
     /// Barriers, of any number of ranks.
     Barrier,
     /// Sums over all ranks, of any number of them.
@@ -164,6 +205,7 @@ impl Block {
             Self::Bare(bytes, buffers) => format!("bare:{bytes}:{buffers}"),
             Self::Put(bytes) => format!("put:{bytes}"),
             Self::Get(bytes) => format!("get:{bytes}"),
+            Self::Kernel(kernel) => format!("{}:{}", kernel.name(), kernel.bytes()),
             Self::Barrier => "barrier".into(),
             Self::Allreduce(bytes) => format!("allreduce:{bytes}"),
         }
@@ -190,6 +232,7 @@ impl Block {
             | Self::Once(_)
             | Self::Put(_)
             | Self::Get(_)
+            | Self::Kernel(_)
             | Self::Barrier
             | Self::Allreduce(_) => None,
         }
@@ -225,6 +268,12 @@ pub struct Sample {
     pub cpu_us_per_op: f64,
     /// The bare line, before and after.
     pub line_us: Option<[f64; 2]>,
+    /// Of a kernel's messages, and of their bytes, the share that is in such of more than 64 KiB; and the bytes that it sends in a second,
+    /// in MB/s.
+    pub large_messages: Option<f64>,
+    pub large_bytes: Option<f64>,
+    #[serde(rename = "sent_MBps")]
+    pub sent: Option<f64>,
     messages: u64,
     payload_bytes: u64,
     // Both are null where a rank has no region.
@@ -233,7 +282,7 @@ pub struct Sample {
     #[serde(default)]
     page_bytes: u64,
     #[serde(default)]
-    shared_bytes: u64,
+    resident_bytes: u64,
     #[serde(default)]
     direct_bytes: u64,
     net_bytes: u64,
@@ -249,7 +298,7 @@ impl Sample {
             payload: self.payload_bytes,
             region: self.region_messages.zip(self.region_bytes),
             pages: self.page_bytes,
-            shared: self.shared_bytes,
+            resident: self.resident_bytes,
             direct: self.direct_bytes,
             cma: self.cma_bytes,
             network: self.net_bytes + self.loopback_bytes,
@@ -311,7 +360,7 @@ mod tests {
                 payload: 1_310_720,
                 region: Some((163_850, 1_310_725)),
                 pages: 0,
-                shared: 0,
+                resident: 0,
                 direct: 0,
                 cma: 0,
                 network: 107
