@@ -146,6 +146,8 @@ fn contents(turn: u64, page: usize) -> [u8; 8] {
 
 fn rank_pages(reps: u64, rank: u64) -> Told<()> {
     let text = |e: isthmus_region::Error| with_causes(&e);
+    // A kernel thread would look at the new memory, try to make huge pages of it, and so end grants in the middle of a turn.
+    rustix::thread::disable_transparent_huge_pages(true).map_err(|e| e.to_string())?;
     let member = isthmus_attach::connect().map_err(|e| with_causes(&e))?;
     let (block, list) = (member.take(64).map_err(text)?, member.take(PAGES as u64 * 8).map_err(text)?);
     let section = member.section();
