@@ -27,7 +27,7 @@ struct block {
 /* What one repetition of a block gave. Times in seconds, counters over all its batches. */
 struct sample {
     double value, min, max;   /* of the batches, in the block's metric; value is the median */
-    uint64_t operations;      /* messages, or loops of a collective */
+    uint64_t operations;      /* messages, or loops of a collective or a kernel */
     uint64_t messages;        /* one-way messages of the block's size; of a collective the fewest that it can be made of */
     double cpu_seconds;       /* all ranks, user and system */
     uint64_t payload_bytes;   /* all directions */
@@ -86,7 +86,8 @@ struct kernel_sent {
 };
 void kernel_open(const struct block *b);
 double kernel_batch(const struct block *b, uint64_t rounds);
-struct kernel_sent kernel_sent(void);
+void kernel_count(void);
+void kernel_counted(struct kernel_sent *in_loops, struct kernel_sent *in_all, double *cpu);
 void kernel_close(const struct block *b);
 
 /* neighbours.c */

@@ -281,17 +281,19 @@ static uint64_t least(uint64_t a, uint64_t b)
 void block_run(struct block *b, double budget_seconds, struct sample *out)
 {
     int copies = is_windowed(b) ? b->depth : 2, waiting = b->kind == POSTED || b->kind == UNEXPECTED;
-    char *buffers = malloc(b->bytes * (size_t)copies + 1);
+    char *buffers = malloc(is_kernel(b) ? 1 : b->bytes * (size_t)copies + 1);
     /* The loops of a kernel are long. */
     const int batches = is_kernel(b) ? BATCHES / 3 : BATCHES;
     double values[BATCHES], took = 0, cpu;
+    struct kernel_sent loops, all;
     uint64_t before[COUNTERS], after[COUNTERS], moved[COUNTERS], both[COUNTERS];
 
     if (!buffers || copies > MAX_DEPTH)
         die("no memory for the message buffers, or a window deeper than 256");
     /* Pages are touched before anything is timed. */
-    memset(buffers, 0, b->bytes * (size_t)copies);
-    if (!is_collective(b))
+    if (!is_kernel(b))
+        memset(buffers, 0, b->bytes * (size_t)copies);
+    if (!is_collective(b) && !is_kernel(b))
         verify(buffers, b->bytes);
     if (waiting)
         waiting_begin(b->kind, b->depth);
@@ -313,6 +315,7 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
     }
 
     MPI_Barrier(MPI_COMM_WORLD);
+    kernel_count();
     counters_now(before);
     cpu = cpu_seconds();
     for (int i = 0; i < batches; i++) {
@@ -329,7 +332,9 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
         pool_close();
     if (is_one_sided(b))
         window_close();
-    if (!is_collective(b))
+    if (is_kernel(b))
+        kernel_counted(&loops, &all, &cpu);
+    else if (!is_collective(b))
         verify(buffers, b->bytes);
     free(buffers);
 
@@ -345,14 +350,12 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
     out->payload_bytes = out->messages * b->bytes;
     out->large_messages = out->large_bytes = out->sent_MBps = 0;
     if (is_kernel(b)) {
-        struct kernel_sent sent = kernel_sent();
-
         out->operations = b->rounds * (uint64_t)batches;
-        out->messages = sent.messages * (uint64_t)batches;
-        out->payload_bytes = sent.bytes * (uint64_t)batches;
-        out->large_messages = (double)sent.large_messages / (double)sent.messages;
-        out->large_bytes = (double)sent.large_bytes / (double)sent.bytes;
-        out->sent_MBps = (double)out->payload_bytes / took / 1e6;
+        out->messages = all.messages;
+        out->payload_bytes = all.bytes;
+        out->large_messages = (double)loops.large_messages / (double)loops.messages;
+        out->large_bytes = (double)loops.large_bytes / (double)loops.bytes;
+        out->sent_MBps = (double)loops.bytes / took / 1e6;
         kernel_close(b);
     }
     MPI_Reduce(&cpu, &out->cpu_seconds, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);

@@ -2,8 +2,9 @@
 /*
  * Small programs that communicate as four of the NAS Parallel Benchmarks do: a sort of integers (IS), a Fourier transform in three
  * dimensions (FT), cycles of a multigrid solver (MG), and sweeps of a solver of five coupled fields, plane by plane (LU). Two ranks share each
- * grid by its outermost dimension. What they compute is checked. What they hand to the MPI is counted: a call of MPI_Alltoall as one
- * message to the other rank.
+ * grid by one dimension: z, and of LU's x. What arrives is checked: keys, the transform there and back and its sums, each value of a halo once at the
+ * start, and the solvers' residuals, which must be the same after as many loops. What the ranks hand to the MPI is counted: a call of
+ * MPI_Alltoall as one message to the other rank.
  */
 #include "bench.h"
 
@@ -15,16 +16,26 @@
 /* Messages above this are large, as in the paper's table I. */
 #define LARGE 65536
 
-static struct kernel_sent sent;
+/* In loops, and in all, what checks a solver included. */
+static struct kernel_sent loops, all_sent;
+static double loops_cpu;
+static int in_loop;
+
+static void count_in(struct kernel_sent *sent, size_t bytes)
+{
+    sent->messages++;
+    sent->bytes += bytes;
+    if (bytes > LARGE) {
+        sent->large_messages++;
+        sent->large_bytes += bytes;
+    }
+}
 
 static void count(size_t bytes)
 {
-    sent.messages++;
-    sent.bytes += bytes;
-    if (bytes > LARGE) {
-        sent.large_messages++;
-        sent.large_bytes += bytes;
-    }
+    count_in(&all_sent, bytes);
+    if (in_loop)
+        count_in(&loops, bytes);
 }
 
 static void *zeroed(size_t elements, size_t bytes)
@@ -33,8 +44,9 @@ static void *zeroed(size_t elements, size_t bytes)
 
     if (!memory)
         die("no memory for a kernel");
-    /* Pages are there before anything is timed. */
-    memset(memory, 0, elements * bytes);
+    /* Pages are there before anything is timed; a memset(3) of zeros would be left out. */
+    for (size_t at = 0; at < elements * bytes; at += 4096)
+        ((volatile char *)memory)[at] = 0;
     return memory;
 }
 
@@ -91,6 +103,8 @@ static void is_open(size_t bytes)
     uint64_t state = 314159265u + (uint64_t)my_rank;
 
     is.keys = (int)(bytes / sizeof *is.own);
+    if (is.keys < 1)
+        die("is: a rank has a key at least");
     is.own = zeroed((size_t)is.keys, sizeof *is.own);
     is.sorted = zeroed((size_t)is.keys, sizeof *is.sorted);
     is.received = zeroed(2 * (size_t)is.keys, sizeof *is.received);
@@ -123,6 +137,9 @@ static void is_step(uint64_t number)
     rest[1] = from[0];
     got = from[0] + from[1];
     count((size_t)to[!my_rank] * sizeof *is.sorted);
+    /* What does not arrive is not what the last loop has left. */
+    for (int i = 0; i < got; i += 1024)
+        is.received[i] = -1;
     MPI_Alltoallv(is.sorted, to, start, MPI_INT32_T, is.received, from, rest, MPI_INT32_T, MPI_COMM_WORLD);
     memset(is.place, 0, RANGE * sizeof *is.place);
     for (int i = 0; i < got; i++) {
@@ -316,6 +333,29 @@ static void mg_halo(const struct grid *g, double *values)
     swap(values + last * plane, values, plane * sizeof *values, TAG + 1);
 }
 
+/* A value of its own for each cell of the cube. */
+static double mark_of(int n, int z, int y, int x)
+{
+    return ((double)z * n + y) * n + x + 1;
+}
+
+static void mg_check_halo(struct grid *g)
+{
+    const int first = my_rank * g->planes;
+
+    for (int z = 0; z < g->planes; z++)
+        for (int y = 0; y < g->n; y++)
+            for (int x = 0; x < g->n; x++)
+                g->u[(size_t)(z + 1) * plane_of(g) + (size_t)(y * g->n + x)] = mark_of(g->n, first + z, y, x);
+    mg_halo(g, g->u);
+    for (int z = -1; z <= g->planes; z += g->planes + 1)
+        for (int y = 0; y < g->n; y++)
+            for (int x = 0; x < g->n; x++)
+                if (g->u[(size_t)(z + 1) * plane_of(g) + (size_t)(y * g->n + x)] != mark_of(g->n, (first + z + g->n) % g->n, y, x))
+                    die("mg: a plane of the other rank is not the one next to ours");
+    memset(g->u, 0, (size_t)(g->planes + 2) * plane_of(g) * sizeof *g->u);
+}
+
 /* r = v - A u; gives the sum of its squares. */
 static double mg_residual(struct grid *g)
 {
@@ -395,6 +435,7 @@ static void mg_open(size_t bytes)
         size_t all = (size_t)(n / ranks + 2) * (size_t)n * (size_t)n;
 
         *g = (struct grid){ n, n / ranks, doubles(all), doubles(all), doubles(all) };
+        mg_check_halo(g);
         n /= 2;
     } while (n % (2 * ranks) == 0 && mg_levels < MOST_LEVELS);
     /* As in NPB ones at some places, and as many negative ones. */
@@ -528,6 +569,43 @@ static size_t lu_all(void)
     return (size_t)lu.n * (size_t)lu.n * (size_t)(lu.own + 2 * HALO) * FIELDS;
 }
 
+/* As `mark_of`, for each field. */
+static double lu_mark(int z, int y, int x, int field)
+{
+    return FIELDS * mark_of(lu.n, z, y, my_rank * lu.own + x) + field;
+}
+
+static void lu_check_cells(const char *what, int from, int to, int plane)
+{
+    for (int z = plane < 0 ? 0 : plane; z < (plane < 0 ? lu.n : plane + 1); z++)
+        for (int y = 0; y < lu.n; y++)
+            for (int x = from; x < to; x++)
+                for (int field = 0; field < FIELDS; field++)
+                    if (lu_at(lu.u, z, y, x)[field] != lu_mark(z, y, x, field))
+                        die(what);
+}
+
+/* The other rank's cells are behind our last, or before our first. */
+static void lu_check_halo(void)
+{
+    const int side = my_rank ? -1 : lu.own, first = my_rank ? -HALO : lu.own;
+
+    for (int z = 0; z < lu.n; z++)
+        for (int y = 0; y < lu.n; y++)
+            for (int i = 0; i < lu.own * FIELDS; i++)
+                lu_at(lu.u, z, y, 0)[i] = lu_mark(z, y, i / FIELDS, i % FIELDS);
+    lu_faces();
+    lu_check_cells("lu: a face of the other rank is not the one next to ours", first, first + HALO, -1);
+    for (int z = 0; z < lu.n; z++) {
+        for (int y = 0; y < lu.n; y++)
+            memset(lu_at(lu.u, z, y, side), 0, FIELDS * sizeof(double));
+        lu_pass(z, z % 2, !(z % 2));
+        if (my_rank != z % 2)
+            lu_check_cells("lu: a column of the other rank is not the one next to ours", side, side + 1, z);
+    }
+    memset(lu.u, 0, lu_all() * sizeof *lu.u);
+}
+
 static void lu_open(size_t bytes)
 {
     uint64_t state = 577215664u + (uint64_t)my_rank;
@@ -538,6 +616,7 @@ static void lu_open(size_t bytes)
     lu.f = doubles(lu_all());
     lu.face = doubles(2 * (size_t)lu.n * (size_t)lu.n * HALO * FIELDS);
     lu.column = doubles((size_t)lu.n * FIELDS);
+    lu_check_halo();
     for (int z = 0; z < lu.n; z++)
         for (int y = 0; y < lu.n; y++)
             for (int i = 0; i < lu.own * FIELDS; i++)
@@ -551,8 +630,12 @@ static void lu_close(void)
 
 /* ---- all four */
 
+static double last_after;
+static uint64_t last_rounds;
+
 void kernel_open(const struct block *b)
 {
+    last_rounds = 0;
     switch (b->kind) {
     case IS: is_open(b->bytes); break;
     case FT: ft_open(b->bytes); break;
@@ -575,8 +658,10 @@ void kernel_close(const struct block *b)
 double kernel_batch(const struct block *b, uint64_t rounds)
 {
     static uint64_t number;
-    double start, before = 0, after = 0;
+    double start, before = 0, after = 0, cpu;
 
+    /* Nothing that is counted reaches a rank that still reads its counters. */
+    MPI_Barrier(MPI_COMM_WORLD);
     if (b->kind == MG) {
         mg_begin();
         before = sum_of_all(mg_residual(&mg[0]));
@@ -585,7 +670,8 @@ double kernel_batch(const struct block *b, uint64_t rounds)
         before = sum_of_all(lu_residual());
     }
     MPI_Barrier(MPI_COMM_WORLD);
-    memset(&sent, 0, sizeof sent);
+    in_loop = 1;
+    cpu = cpu_seconds();
     start = now_seconds();
     for (uint64_t i = 0; i < rounds; i++) {
         switch (b->kind) {
@@ -597,25 +683,37 @@ double kernel_batch(const struct block *b, uint64_t rounds)
     }
     MPI_Barrier(MPI_COMM_WORLD);
     start = now_seconds() - start;
-    {
-        struct kernel_sent kept = sent;
-
-        if (b->kind == MG)
-            after = sum_of_all(mg_residual(&mg[0]));
-        else if (b->kind == LU)
-            after = sum_of_all(lu_residual());
-        sent = kept;
-    }
-    if ((b->kind == MG || b->kind == LU) && !(after < 0.5 * before))
+    loops_cpu += cpu_seconds() - cpu;
+    in_loop = 0;
+    if (b->kind == MG)
+        after = sum_of_all(mg_residual(&mg[0]));
+    else if (b->kind == LU)
+        after = sum_of_all(lu_residual());
+    else
+        return start;
+    if (!(after < 0.5 * before))
         die("a solver does not come nearer");
+    if (last_rounds == rounds && after != last_after)
+        die("a solver has come somewhere else than with as many loops before");
+    last_rounds = rounds;
+    last_after = after;
     return start;
 }
 
-/* What both ranks have sent in the last batch. */
-struct kernel_sent kernel_sent(void)
+/* From here on it is counted. */
+void kernel_count(void)
 {
-    struct kernel_sent all;
+    memset(&loops, 0, sizeof loops);
+    memset(&all_sent, 0, sizeof all_sent);
+    loops_cpu = 0;
+}
 
-    MPI_Allreduce(&sent, &all, (int)(sizeof sent / sizeof(uint64_t)), MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
-    return all;
+/* What both ranks have sent since, in loops and in all, and the processor time of this rank's loops. */
+void kernel_counted(struct kernel_sent *in_loops, struct kernel_sent *in_all, double *cpu)
+{
+    const int words = (int)(sizeof loops / sizeof(uint64_t));
+
+    MPI_Allreduce(&loops, in_loops, words, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Allreduce(&all_sent, in_all, words, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
+    *cpu = loops_cpu;
 }

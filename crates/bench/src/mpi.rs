@@ -421,9 +421,12 @@ fn block_records(
     // How a kernel communicates is the same whatever its messages go by, but for the rate.
     let ours = &measured[0];
     let sampled = |of: &dyn Fn(&program::Sample) -> Option<f64>| -> Vec<f64> {
-        let samples =
-            ours.rounds.iter().flat_map(|it| it.output.samples.iter().skip(block).step_by(plan.blocks.len()));
-        samples.filter_map(of).collect()
+        let of_round = |round: &Round| {
+            let samples = round.output.samples.iter().skip(block).step_by(plan.blocks.len());
+            let taken = samples.filter(|sample| sieve.takes(scale, sample.line_us.or(round.lines)));
+            median(&taken.filter_map(of).collect::<Vec<_>>())
+        };
+        ours.rounds.iter().filter_map(of_round).collect()
     };
     for (what, metric, values) in [
         ("large_messages", "share_pct", sampled(&|it| it.large_messages.map(|share| 100.0 * share))),

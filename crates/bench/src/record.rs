@@ -40,7 +40,8 @@ pub struct Record {
     /// Name and version of the MPI.
     pub mpi: Option<String>,
     /// Which way the bytes went, from counters: `region`, `region+cma` (announced there, and copied by the kernel in
-    /// some blocks or all), `region+pages` (copied from pages that the sender granted), `region, some pages` (in some blocks), `tcp`, `udp`, `kernel` (its System V IPC),
+    /// some blocks or all), `region+pages` (copied from pages that the sender granted), `region, some pages` (in some blocks),
+    /// `region+resident` (copied from where the sender has it in the region, in some blocks or all), `region+direct` (no message), `tcp`, `udp`, `kernel` (its System V IPC),
     /// `cma`, `shm` or `mixed`; null where nothing counts them.
     pub path: Option<String>,
     /// Bytes of a message.

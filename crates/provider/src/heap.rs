@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError};
 
 use isthmus_cabi::Poison;
 use isthmus_cabi::heap::Ops;
@@ -120,6 +120,15 @@ static POISON: Poison = Poison::new();
 
 fn heap() -> MutexGuard<'static, Heap> {
     HEAP.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a lock guards, if no other thread has it.
+pub(crate) fn at_once<G>(tried: std::sync::TryLockResult<G>) -> Option<G> {
+    match tried {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// A line on standard error, past the lock on it, which a forked child may find held.
@@ -261,7 +270,7 @@ pub(crate) fn find(member: &Arc<Member>, start: u64, len: u64) -> Option<u64> {
 
 /// The same for a message, which need not be found: none, too, while another thread has the lock, which may ask the service, or fork.
 pub(crate) fn find_now(member: &Arc<Member>, start: u64, len: u64) -> Option<u64> {
-    HEAP.try_lock().ok()?.find(member, start, len)
+    at_once(HEAP.try_lock())?.find(member, start, len)
 }
 
 /// Operations of others may still be under way in `len` bytes at `start`, although their registration was closed: blocks there that the

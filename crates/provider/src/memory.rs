@@ -170,7 +170,7 @@ impl Store {
     /// Where in the section of `member` these bytes lie; none if they are not all in one allocation here, or in blocks of [`heap`], or if that
     /// cannot be said at once.
     pub(crate) fn offset_of(&self, member: &Arc<Member>, start: u64, len: u64) -> Option<u64> {
-        let own = within(&self.state.try_lock().ok()?.live, start, len).map(|(_, offset)| offset);
+        let own = within(&heap::at_once(self.state.try_lock())?.live, start, len).map(|(_, offset)| offset);
         own.or_else(|| heap::find_now(member, start, len))
     }
 

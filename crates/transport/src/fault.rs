@@ -48,7 +48,7 @@ pub enum Step {
     Unreleased,
     /// A message is announced, matches, and is not asked for.
     Unasked,
-    /// A piece is copied from a sender's own memory, and nobody knows.
+    /// A piece is copied from where its sender has it, and nobody knows.
     PieceAttached,
     /// A chunk is copied out, and is not counted.
     ChunkDrained,

@@ -266,6 +266,76 @@ fn a_place_that_the_senders_section_does_not_have_makes_it_faulty() {
 }
 
 #[test]
+fn a_round_copies_a_mebibyte_of_however_many_messages() {
+    const LEN: usize = 100_000;
+    // Those of a sender that lies, whose offers do not stand, are copied for nothing.
+    for stands in [true, false] {
+        let Pair { world: _world, member, held, mut a, mut b, to } = pair(1, Long::Attach);
+        let memory = held.take(&member, &[3; LEN]);
+        let offset = held.0.lock().unwrap()[0].2;
+        let mut rooms = vec![vec![7; LEN]; 40];
+        for room in &mut rooms {
+            let into = [buf(room)];
+            b.receive(&receive(any(3), &into)).unwrap();
+        }
+        for _ in 0..rooms.len() {
+            if stands {
+                assert_eq!(a.send(&message(to, 3, &[memory])).unwrap(), Posted::Pending);
+            } else {
+                let head = head(kind::READY, flag::TAGGED | flag::OFFER | flag::RESIDENT, 0);
+                while !a.push_raw(to, &[head, 3, 0, LEN as u64, 77, offset, 0, 1]) {
+                    a.progress();
+                }
+            }
+        }
+        // To every tenth part of a message.
+        let copied = |rooms: &[Vec<u8>]| {
+            let parts = rooms.iter().flat_map(|room| room.iter().skip(LEN / 10 - 1).step_by(LEN / 10));
+            parts.filter(|byte| **byte == 3).count() * LEN / 10
+        };
+        let (mut before, mut most) = (0, 0);
+        for _ in 0..400 {
+            b.progress();
+            a.progress();
+            let now = copied(&rooms);
+            (before, most) = (now, most.max(now - before));
+        }
+        assert_eq!(before, 40 * LEN, "all were copied");
+        assert!(most > 3 * LEN && most <= (1 << 20) + LEN, "{most} bytes in a round");
+    }
+}
+
+#[test]
+fn what_others_write_into_words_of_offers_ends_no_more_than_those_offers() {
+    for value in [0, u64::MAX] {
+        let mut pair = pair(1, Long::Attach);
+        let memory = pair.held.take(&pair.member, &pattern(LONG, 4));
+        pair.exchange(1, memory, true, false);
+        // Its word, by a member that means harm: it begins a line of the sender's area, and its announcement names what it has.
+        let section = pair.world.section_of(0);
+        let start = pair.member.grant().first.offset;
+        let now = |at: &u64| section.word("any", *at).unwrap().peek();
+        let zeros: Vec<u64> = (start..start + (1 << 20)).step_by(8).filter(|at| now(at) == 0).collect();
+        assert_eq!(pair.a.send(&message(pair.to, 500, &[memory])).unwrap(), Posted::Pending);
+        let changed: Vec<u64> = zeros.into_iter().filter(|at| now(at) != 0).collect();
+        let is_named = |at: &u64| changed.iter().any(|other| other != at && now(other) == now(at));
+        let word = changed.iter().find(|at| at.is_multiple_of(64) && is_named(at)).unwrap();
+        section.word("any", *word).unwrap().put(value);
+        let mut back = vec![0; LONG];
+        let into = [buf(&mut back)];
+        pair.b.receive(&receive(any(500), &into)).unwrap();
+        // It comes the other way, and the next ones from the region again.
+        ok(wait(&mut pair.b, &mut pair.a));
+        ok(wait(&mut pair.a, &mut pair.b));
+        assert!(back == pattern(LONG, 4));
+        for tag in 3..200 {
+            pair.exchange(tag, memory, true, false);
+        }
+        assert_eq!(pair.counts()[0], 198);
+    }
+}
+
+#[test]
 fn either_end_may_close_in_the_middle() {
     let len = 20 << 20;
     for (sender_ends, rounds) in [(true, 3), (false, 3), (true, 0), (false, 0), (true, 15), (false, 15)] {

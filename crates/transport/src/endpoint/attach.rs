@@ -99,7 +99,7 @@ impl Core {
 
     /// Copies the next piece of a message from the memory of the process of `from`.
     pub(super) fn pull_attached(&mut self, berth: &Berth, from: PeerId, pull: Pull, most: u64) -> Piece {
-        let Some(process) = self.process_of(berth, from) else { return Piece::Failed };
+        let Some(process) = self.process_of(berth, from) else { return Piece::NONE };
         let stands = || process.word(pull.offer.word).map(|value| value == pull.offer.value);
         self.pull_piece(from, pull, most, |at, piece| process.copy(at, piece), stands)
     }

@@ -100,8 +100,23 @@ pub(super) enum Piece {
     },
     /// The operation has ended.
     Over,
-    /// This message must go the other way.
-    Failed,
+    /// This message must go the other way; so many bytes were copied for nothing.
+    Failed {
+        bytes: u64,
+    },
+}
+
+impl Piece {
+    /// One that could not be copied.
+    pub(super) const NONE: Self = Self::Failed { bytes: 0 };
+
+    /// Bytes that were copied.
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Copied { bytes, .. } | Self::Failed { bytes } => *bytes,
+            Self::Over => 0,
+        }
+    }
 }
 
 impl Core {
@@ -162,11 +177,11 @@ impl Core {
         left < PIECE
     }
 
-    /// Copies the next piece of the oldest one, which is at most what is left; a message that ends without a copy counts as a byte.
+    /// Copies the next piece of the oldest one, which is at most what is left, and takes it from that; a message without a copy counts as a
+    /// page.
     fn pull_next(&mut self, berth: &Berth, from: PeerId, left: &mut u64) -> bool {
         let Some(pull) = self.peers[from.0 as usize].pulls.front().copied() else { return false };
         let most = *left;
-        *left -= 1;
         let piece = match pull.offer.space {
             Space::Process => self.pull_attached(berth, from, pull, most),
             Space::Region => self.pull_resident(from, pull, most),
@@ -175,9 +190,7 @@ impl Core {
         if !matches!(piece, Piece::Copied { all: false, .. }) {
             self.peers[from.0 as usize].pulls.pop_front();
         }
-        if let Piece::Copied { bytes, .. } = piece {
-            *left = most.saturating_sub(bytes.max(1));
-        }
+        *left = most.saturating_sub(piece.bytes().max(4096));
         match piece {
             Piece::Copied { all: true, .. } => {
                 if let Some(Operation::Incoming { done, .. }) = self.operations.get(pull.mine, from) {
@@ -187,7 +200,7 @@ impl Core {
                 self.finish_incoming(pull.mine, from);
             }
             Piece::Copied { all: false, .. } | Piece::Over => {}
-            Piece::Failed => self.ask_instead(from, pull),
+            Piece::Failed { .. } => self.ask_instead(from, pull),
         }
         true
     }
@@ -209,7 +222,7 @@ impl Core {
         let bytes = most.min(*want - *received);
         let Some(at) = pull.offer.payload.checked_add(*received).filter(|at| at.checked_add(bytes).is_some())
         else {
-            return Piece::Failed;
+            return Piece::NONE;
         };
         let copied = dest.pieces(*received, bytes, |done, piece| copy(at + done, piece));
         *received += bytes;
@@ -218,11 +231,11 @@ impl Core {
         // for an answer to its `CLEAR`, until it learns that.
         match copied.and_then(|()| if all { stands() } else { Ok(true) }) {
             Ok(true) if self.peers[from.0 as usize].still_lives() => Piece::Copied { bytes, all },
-            Ok(_) | Err(Failure::Unreadable) => Piece::Failed,
+            Ok(_) | Err(Failure::Unreadable) => Piece::Failed { bytes },
             // If it has ended indeed, the operation ends with it.
             Err(Failure::Ended | Failure::Forbidden) => {
                 self.peers[from.0 as usize].attach = Reach::Never;
-                Piece::Failed
+                Piece::Failed { bytes }
             }
         }
     }

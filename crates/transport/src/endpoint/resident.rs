@@ -154,7 +154,7 @@ impl Core {
     /// # Ordering
     /// P5: the sender ends the word, and with its endpoint the record, before its program writes to the buffer again.
     pub(super) fn pull_resident(&mut self, from: PeerId, pull: Pull, most: u64) -> Piece {
-        let Some(section) = self.peers[from.0 as usize].section.clone() else { return Piece::Failed };
+        let Some(section) = self.peers[from.0 as usize].section.clone() else { return Piece::NONE };
         let copy = |at, piece| section.drain("payload", at, piece).map_err(|_| Failure::Unreadable);
         let stands = || {
             let word = section.read("offer", pull.offer.word).map_err(|_| Failure::Unreadable)?;
