@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-// Long messages from memory that malloc(3) gave, to all ranks at once, whose contents are compared: from the middle of a block, from blocks
+// Long messages from memory that malloc(3) gave, by all ranks at once, whose contents are compared: from the middle of a block, from blocks
 // that are freed and had again at once, of a column of a matrix, to receives that come late or are too short, and beside forks.
 #include <mpi.h>
 #include <stdio.h>
@@ -80,7 +80,7 @@ static void column(void)
 	free(matrix), free(back);
 }
 
-// All send to all at once, more than there are words for offers.
+// Each sends to the next, more at once than there are words for offers.
 static void crowd(void)
 {
 	enum { COUNT = 200, BYTES = LEAST };

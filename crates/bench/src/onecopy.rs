@@ -106,16 +106,6 @@ fn wanted(vms: u32, flavour: Flavour) -> Vec<(Block, Wanted)> {
         return rows;
     }
     let mut rows = vec![
-        of("1 MiB, same buffer : bare copy", at_least(0.85, 1.0), Block::Pool(MB, 1), BARE),
-        of("1 MiB, same buffer : two copies", at_least(0.97, 1.2), Block::Pool(MB, 1), TWO_COPIES),
-        of("4 MiB, same buffer : bare copy", at_least(0.85, 1.0), Block::Pool(4 * MB, 1), BARE),
-        of("4 MiB, same buffer : two copies", at_least(0.97, 1.2), Block::Pool(4 * MB, 1), TWO_COPIES),
-        of(
-            "1 MiB both ways, same buffers : two copies",
-            at_least(1.3, 1.9),
-            Block::BothWays(MB, 1),
-            TWO_COPIES,
-        ),
         of(
             "1 MiB both ways, 16 buffers : two copies",
             at_least(1.2, 1.9),
@@ -125,34 +115,30 @@ fn wanted(vms: u32, flavour: Flavour) -> Vec<(Block, Wanted)> {
         of("1 MiB, 40 buffers : two copies", at_least(0.95, 1.0), Block::Pool(MB, EXCEEDS), TWO_COPIES),
         of("1 MiB, each buffer once : two copies", at_least(0.95, 1.0), Block::Once(MB), TWO_COPIES),
     ];
-    // Open MPI 4 does them by messages of its own.
-    let one_sided: &[_] = if flavour == Flavour::OpenMpi4 { &[] } else { &one_sided };
-    rows.extend(one_sided.iter().map(|(what, block)| of(what, at_most(1.0, 0.5), *block, LATENCY)));
-    rows.extend([
-        allocating("1 MiB, same buffer : bare copy", at_least(0.85, 1.0), Block::Pool(MB, 1), BARE),
-        allocating("1 MiB, same buffer : two copies", at_least(0.97, 1.2), Block::Pool(MB, 1), TWO_COPIES),
-        allocating("4 MiB, same buffer : bare copy", at_least(0.85, 1.0), Block::Pool(4 * MB, 1), BARE),
-        allocating(
-            "4 MiB, same buffer : two copies",
-            at_least(0.97, 1.2),
-            Block::Pool(4 * MB, 1),
-            TWO_COPIES,
-        ),
-        allocating(
+    let one_way = at_least(0.97, 1.2);
+    for (what, promise, block, peer) in [
+        ("1 MiB, same buffer : bare copy", at_least(0.85, 1.0), Block::Pool(MB, 1), BARE),
+        ("1 MiB, same buffer : two copies", one_way, Block::Pool(MB, 1), TWO_COPIES),
+        ("4 MiB, same buffer : bare copy", at_least(0.85, 1.0), Block::Pool(4 * MB, 1), BARE),
+        ("4 MiB, same buffer : two copies", one_way, Block::Pool(4 * MB, 1), TWO_COPIES),
+        (
             "1 MiB both ways, same buffers : two copies",
             at_least(1.3, 1.9),
             Block::BothWays(MB, 1),
             TWO_COPIES,
         ),
-        // Nothing has to come back.
-        allocating(
-            "1 MiB, 40 buffers : two copies",
-            at_least(1.0, 1.2),
-            Block::Pool(MB, EXCEEDS),
-            TWO_COPIES,
-        ),
-    ]);
-    rows.extend(one_sided.iter().map(|(what, block)| allocating(what, at_most(1.0, 0.5), *block, LATENCY)));
+    ] {
+        rows.extend([of(what, promise, block, peer), allocating(what, promise, block, peer)]);
+    }
+    // Nothing has to come back.
+    let what = "1 MiB, 40 buffers : two copies";
+    rows.push(allocating(what, at_least(1.0, 1.2), Block::Pool(MB, EXCEEDS), TWO_COPIES));
+    // Open MPI 4 does them by messages of its own.
+    let one_sided: &[_] = if flavour == Flavour::OpenMpi4 { &[] } else { &one_sided };
+    for (what, block) in one_sided {
+        let promise = at_most(1.0, 0.5);
+        rows.extend([of(what, promise, *block, LATENCY), allocating(what, promise, *block, LATENCY)]);
+    }
     for kernel in Kernel::ALL {
         let (what, block) = (format!("{} : two copies", kernel.name().to_uppercase()), Block::Kernel(kernel));
         rows.push(of(&what, at_least(1.0, 1.1), block, TWO_COPIES));

@@ -297,7 +297,7 @@ fn one_copy(from: &Member, endpoint: &Endpoint, to: Option<(&Member, &Endpoint)>
         count => format!(
             "; {count} of the {} long messages that the sender's process has sent so far, to whatever receivers, lay in memory of the region (isthmus run --alloc, isthmus_memory), and their receivers copied them from there: of these the receiver's process has measured, of all lengths and senders, {}",
             sent.get(Counter::Rendezvous),
-            speed("one", Counter::ResideNs, Counter::ResideBytes)
+            speed("one copy", Counter::ResideNs, Counter::ResideBytes)
         ),
     };
     if member.index != from.index {

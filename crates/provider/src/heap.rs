@@ -224,7 +224,7 @@ impl Heap {
         true
     }
 
-    /// As the function of this name.
+    /// As [`find`].
     fn find(&self, member: &Arc<Member>, start: u64, len: u64) -> Option<u64> {
         if len == 0 {
             return None;

@@ -81,7 +81,7 @@ pub mod flag {
     pub const DATA: u8 = 2;
     /// The sender waits for `DONE`.
     pub const ACK: u8 = 4;
-    /// The receiver may copy the payload from the sender's memory, and then answers with `DONE` alone.
+    /// The receiver may copy the payload from where the sender has it, and then answers with `DONE` alone.
     pub const OFFER: u8 = 8;
     /// Of an offer: its places are not addresses in the sender's process, but offsets in its section.
     pub const RESIDENT: u8 = 64;

@@ -470,10 +470,10 @@ mod tests {
     #[test]
     fn what_lies_in_the_region_is_measured_by_itself() {
         let (mut ways, now) = (Ways::default(), Instant::now());
-        let shared = Choice { len: 100_000, one_copy: Way::Resident };
+        let resident = Choice { len: 100_000, one_copy: Way::Resident };
         for i in 0..100 {
             for (choice, [copy, one_copy]) in
-                [(shared, [100_000, 50_000]), (to_attach(100_000), [100_000, 200_000])]
+                [(resident, [100_000, 50_000]), (to_attach(100_000), [100_000, 200_000])]
             {
                 let way = ways.choose(choice);
                 let took = if way == Way::Copy { copy } else { one_copy };
