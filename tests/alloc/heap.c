@@ -137,6 +137,23 @@ static void calls(void)
 	a = malloc(MIB);
 	CHECK(is_shared(a) == wanted);
 	free(a);
+	// What was refused for want of room is there again when blocks that are all smaller are given back.
+	unsigned char *small[400];
+	for (int i = 0; i < 400; i++)
+		CHECK(small[i] = malloc(70 << 10));
+	CHECK(!is_shared(small[399]) && !is_shared(sink = malloc(MIB)));
+	free(sink);
+	for (int i = 0; i < 2; i++) {
+		free(small[i]);
+		CHECK(is_shared(small[i] = malloc(70 << 10)) == wanted);
+	}
+	CHECK(!is_shared(sink = malloc(MIB)));
+	free(sink);
+	for (int i = 0; i < 400; i++)
+		free(small[i]);
+	a = malloc(MIB);
+	CHECK(is_shared(a) == wanted);
+	free(a);
 }
 
 static void *thread(void *seed)

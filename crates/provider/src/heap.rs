@@ -100,8 +100,10 @@ struct Heap {
     source: Source,
     /// By address.
     blocks: BTreeMap<u64, Block>,
-    /// The region had no room for so much.
+    /// The region had no room for so much,
     too_much: u64,
+    /// since when so many bytes were given back: as many as that may adjoin, whatever the sizes of their blocks were.
+    given: u64,
     /// Address and length of registrations that were closed while operations of others were under way, which may be still.
     busy: Vec<(u64, u64)>,
     /// Offset and length of blocks that were freed there meanwhile.
@@ -113,6 +115,7 @@ static HEAP: Mutex<Heap> = Mutex::new(Heap {
     source: Source::Unused,
     blocks: BTreeMap::new(),
     too_much: u64::MAX,
+    given: 0,
     busy: Vec::new(),
     parked: Vec::new(),
 });
@@ -169,7 +172,7 @@ impl Heap {
         let offset = match member.allocate_within(len, PAGE, PIECE, self.settings.most) {
             Ok(offset) => offset,
             Err(isthmus_region::Error::Full { .. }) => {
-                self.too_much = len;
+                self.refuse(len);
                 return None;
             }
             Err(e) => {
@@ -190,17 +193,23 @@ impl Heap {
         let made: isthmus_region::Result<_> = made();
         let Ok((address, listed)) = made else {
             member.release(offset, len);
-            self.too_much = len;
+            self.refuse(len);
             return None;
         };
         self.blocks.insert(address, Block { offset, bytes: len, listed: Some(listed) });
         Some(address)
     }
 
+    /// So much is not asked for again before as much was given back.
+    fn refuse(&mut self, len: u64) {
+        (self.too_much, self.given) = (len, 0);
+    }
+
     /// Takes a block back; gives whether it was one.
     fn give(&mut self, address: u64) -> bool {
         let Some(Block { offset, bytes, listed }) = self.blocks.remove(&address) else { return false };
-        if bytes >= self.too_much {
+        self.given = self.given.saturating_add(bytes);
+        if self.given >= self.too_much {
             self.too_much = u64::MAX;
         }
         let size = usize::try_from(bytes).unwrap_or(0);
