@@ -2,7 +2,9 @@
 // How many instructions a message of some bytes takes in each library, counted by stepping through a rank that sends and one that
 // receives. What is received was sent before, so nothing is counted but the way of the message.
 //
-//     mpicc -O2 instructions.c -o instructions && isthmus run --vms 0 -n 2 --through-region -- ./instructions [BYTES]
+//     mpicc -O2 instructions.c -o instructions && isthmus run --vms 0 -n 2 --through-region -- ./instructions [BYTES] [put|get]
+//
+// With `put` or `get` those of MPI_Put or MPI_Get and MPI_Win_flush under a shared lock, while the target sleeps.
 //
 // Prints a line for each side and library, on x86-64. (Callgrind 3.19, Debian 12's, lacks pidfd_open, with which a process attaches.)
 #define _GNU_SOURCE
@@ -123,6 +125,41 @@ static void end(pid_t pid)
         ;
 }
 
+// One operation on the other rank's memory after the other, which take nothing of it.
+static void one_sided(int rank, int bytes, int put)
+{
+    char *memory, *local = malloc(1 << 20);
+    MPI_Win window;
+    if (MPI_Alloc_mem(1 << 20, MPI_INFO_NULL, &memory) || !local)
+        die("memory");
+    memset(local, 1, 1 << 20);
+    memset(memory, 2, 1 << 20);
+    MPI_Win_create(memory, 1 << 20, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &window);
+    for (int round = 0; round < 100; round++) {
+        MPI_Barrier(MPI_COMM_WORLD);
+        if (rank == 0) {
+            pid_t pid = 0;
+            MPI_Win_lock(MPI_LOCK_SHARED, 1, 0, window);
+            if (round == 99)
+                pid = begin(put ? "put" : "get");
+            for (int i = 0; i < MESSAGES; i++) {
+                if (put)
+                    MPI_Put(local, bytes, MPI_CHAR, 1, 4096, bytes, MPI_CHAR, window);
+                else
+                    MPI_Get(local, bytes, MPI_CHAR, 1, 4096, bytes, MPI_CHAR, window);
+                MPI_Win_flush(1, window);
+            }
+            if (round == 99)
+                end(pid);
+            MPI_Win_unlock(1, window);
+        }
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+    MPI_Win_free(&window);
+    MPI_Free_mem(memory);
+    free(local);
+}
+
 int main(int argc, char **argv)
 {
     MPI_Init(&argc, &argv);
@@ -137,6 +174,11 @@ int main(int argc, char **argv)
     if (!buf || stage == MAP_FAILED)
         die("memory");
     // By this file the receiver learns that all is sent, without a call of the MPI.
+    if (argc > 2) {
+        one_sided(rank, bytes, !strcmp(argv[2], "put"));
+        MPI_Finalize();
+        return 0;
+    }
     char path[] = "/tmp/instructions-XXXXXX";
     int file = rank == 0 ? mkstemp(path) : -1;
     MPI_Bcast(path, sizeof path, MPI_CHAR, 0, MPI_COMM_WORLD);

@@ -298,6 +298,41 @@ static void order(struct side *s)
 	barrier();
 }
 
+/* Writes that complete in their calls, one after the other, are no reason to leave messages where they are. */
+static void messages_come_meanwhile(struct side *s)
+{
+	publish(s, 1, FI_REMOTE_WRITE);
+	barrier();
+	for (uint64_t round = 0; round < 100; round++) {
+		uint64_t got = ~0ULL;
+		if (rank_here == 0) {
+			int wrote = 0;
+			bool came = false;
+			POST(s, fi_trecv(s->ep, &got, 8, NULL, s->other, 1, 0, &got));
+			/* Once it has been sent, it is the loop that has to find it. */
+			moving = NULL;
+			barrier();
+			moving = s;
+			while (!came || wrote < 100) {
+				struct fi_cq_tagged_entry e = {0};
+				EQUAL(fi_write(s->ep, &round, 8, NULL, s->other, 8 * (wrote % 100), 1, out), 0);
+				do {
+					EQUAL(fi_cq_read(s->cq, &e, 1), 1);
+					came |= e.op_context == &got;
+				} while (e.op_context != out);
+				CHECK(++wrote <= 100);
+			}
+			EQUAL(got, round);
+		} else {
+			POST(s, fi_tinject(s->ep, &round, 8, s->other, 1));
+			barrier();
+		}
+		barrier();
+	}
+	unpublish(s);
+	barrier();
+}
+
 /* Targets that die while they are written to, again and again, beside one that lives: the writer gets an error soon, and
    nobody else's memory changes. */
 static void targets_that_die(struct side *s)
@@ -403,6 +438,8 @@ static const struct test tests[] = {
 	{"access_and_keys", access_and_keys, NULL},
 	{"all_ways_at_once", all_ways_at_once, NULL},
 	{"order", order, NULL},
+	{"messages_come_meanwhile", messages_come_meanwhile, NULL},
+	{"messages_come_meanwhile_safe", messages_come_meanwhile, &safe},
 	{"targets_that_die", targets_that_die, NULL},
 };
 RUN_PAIR(tests)

@@ -28,6 +28,8 @@ use crate::wait::{self, Patience, Rest, Waiter};
 
 /// Completions that a queue has room for without allocating.
 const ROOM: usize = 1024;
+/// Most reads in a row that make no progress.
+const UNMOVED: u32 = 16;
 
 /// A completion: one cache line.
 #[repr(align(64))]
@@ -69,6 +71,8 @@ pub(crate) struct Cq {
 
 struct Queue {
     ready: VecDeque<Entry>,
+    /// Reads in a row that took from it, and made no progress.
+    unmoved: u32,
     patience: Patience,
     signaled: bool,
     /// The arrays of the read that is under way, into which entries go without passing through `ready`.
@@ -182,6 +186,7 @@ impl Cq {
         let fid = object::head(FI_CLASS_CQ, context, &FID_OPS);
         let queue = Queue {
             ready: VecDeque::with_capacity(ROOM),
+            unmoved: 0,
             patience: Patience::FULL,
             signaled: false,
             open: None,
@@ -249,10 +254,13 @@ impl Cq {
     fn read_short(&self, to: &mut Destination) -> Option<usize> {
         let (endpoints, mut queue) = (self.endpoints.without_lock()?, self.queue.without_lock()?);
         let [endpoint] = endpoints.as_slice() else { return None };
-        if !queue.ready.is_empty() || queue.patience.ends() || to.buf.is_null() {
+        if to.buf.is_null() || to.count == 0 {
             return None;
         }
-        if to.count == 0 {
+        if !queue.ready.is_empty() {
+            return self.read_operations(&mut queue, to);
+        }
+        if queue.patience.ends() {
             return None;
         }
         loop {
@@ -270,6 +278,20 @@ impl Cq {
                 Short::Other => return None,
             }
         }
+    }
+
+    /// The short way of an operation on remote memory that completed in its call, for as many reads in a row as messages can wait
+    /// meanwhile, since it makes no progress.
+    fn read_operations(&self, queue: &mut Queue, to: &mut Destination) -> Option<usize> {
+        let first = queue.ready.front()?;
+        if first.flags & (FI_RMA | FI_ATOMIC) == 0 || first.fault.is_some() || queue.unmoved == UNMOVED {
+            queue.unmoved = 0;
+            return None;
+        }
+        queue.unmoved += 1;
+        self.waiter.disarm();
+        self.take_ready(queue, to);
+        Some(to.taken)
     }
 
     #[inline(never)]
@@ -305,18 +327,18 @@ impl Cq {
             }
             return if progress == Progress::Broken { EIO } else { EAGAIN };
         }
-        self.take_ready(&mut queue, to)
+        self.take_ready(&mut queue, &mut to)
     }
 
     /// Copies entries from `ready`.
     #[inline(never)]
-    fn take_ready(&self, queue: &mut Queue, mut to: Destination) -> isize {
+    fn take_ready(&self, queue: &mut Queue, to: &mut Destination) -> isize {
         queue.patience = Patience::FULL;
         while to.taken < to.count {
             match queue.ready.front() {
                 Some(entry) if entry.fault.is_none() => {
                     // SAFETY: `taken` is below the count of this read's arrays.
-                    unsafe { self.copy(entry, &mut to) };
+                    unsafe { self.copy(entry, to) };
                 }
                 _ => break,
             }

@@ -46,7 +46,7 @@ pub struct Send<'a> {
 /// Whether a posted operation is over already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Posted {
-    /// It has completed; no [`Completion`] will come.
+    /// It has completed, and well; no [`Completion`] will come.
     Done,
     /// A [`Completion`] with the ticket will come.
     Pending,

@@ -151,6 +151,29 @@ impl Bindings {
         }
     }
 
+    /// Completes an operation on remote memory in its call.
+    #[inline]
+    pub(super) fn operated(&mut self, fetches: bool, flags: u64, len: u64, ticket: Ticket) {
+        if let Some(counter) = if fetches { &self.reads } else { &self.writes } {
+            counter.count(true);
+        }
+        if let Some(cq) = &self.tx.cq
+            && ticket.flags & ENTRY != 0
+        {
+            let context = ticket.context;
+            cq.push(Entry {
+                context,
+                flags,
+                len,
+                buf: 0,
+                data: 0,
+                tag: 0,
+                source: FI_ADDR_NOTAVAIL,
+                fault: None,
+            });
+        }
+    }
+
     /// Counts a completion of any kind, and makes an entry where one is wanted.
     #[inline(never)]
     fn complete_other(&mut self, done: &Completion, source: Option<&Address>) {

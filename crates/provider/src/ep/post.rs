@@ -6,9 +6,7 @@ use std::ffi::{c_int, c_void};
 
 use isthmus_fabric_sys::*;
 use isthmus_region::local::LocalBuf;
-use isthmus_transport::{
-    Atomic, AtomicKind, Endpoint, PeerId, PostError, Posted, Receive, Rma, Selector, Send, Ticket,
-};
+use isthmus_transport::{Atomic, AtomicKind, Endpoint, PeerId, Posted, Receive, Rma, Selector, Send, Ticket};
 
 use super::completion::{ENTRY, MULTI};
 use super::{Ep, State, failed};
@@ -247,10 +245,23 @@ impl Ep {
             let to = state.remote(what.remote)?;
             let inject = write && how.flags & FI_INJECT != 0;
             let (key, addr, bufs, data) = (what.key, what.addr, what.bufs, what.data);
-            let rma = Rma { to, key, addr, bufs, data, inject, ticket: how.ticket() };
+            let ticket = how.ticket();
+            let rma = Rma { to, key, addr, bufs, data, inject, ticket };
             let transport = state.transport()?;
             let posted = if write { transport.write(&rma) } else { transport.read(&rma) };
-            state.posted(posted)
+            match posted.map_err(errno::of_post)? {
+                Posted::Pending => {}
+                Posted::Done => {
+                    let flags = FI_RMA | if write { FI_WRITE } else { FI_READ };
+                    state.bindings.operated(
+                        !write,
+                        flags,
+                        bufs.iter().map(|buf| buf.len() as u64).sum(),
+                        ticket,
+                    );
+                }
+            }
+            Ok(())
         })
     }
 
@@ -292,8 +303,16 @@ impl Ep {
                 inject: how.flags & FI_INJECT != 0,
                 ticket: how.ticket(),
             };
-            let posted = state.transport()?.atomic(&atomic);
-            state.posted(posted)
+            let ticket = atomic.ticket;
+            match state.transport()?.atomic(&atomic).map_err(errno::of_post)? {
+                Posted::Pending => {}
+                Posted::Done => {
+                    let fetches = what.kind != AtomicKind::Plain;
+                    let flags = FI_ATOMIC | if fetches { FI_READ } else { FI_WRITE };
+                    state.bindings.operated(fetches, flags, bytes as u64, ticket);
+                }
+            }
+            Ok(())
         })
     }
 }
@@ -326,14 +345,6 @@ impl State {
     #[inline]
     fn transport(&mut self) -> Result<&mut Endpoint, c_int> {
         self.transport.as_mut().ok_or(FI_EOPBADSTATE)
-    }
-
-    /// Ends the post of an RMA or atomic operation: what is done already completes at once.
-    fn posted(&mut self, posted: Result<Posted, PostError>) -> Result<(), c_int> {
-        if posted.map_err(errno::of_post)? == Posted::Done {
-            self.drain();
-        }
-        Ok(())
     }
 
     /// Whether sends may be posted.

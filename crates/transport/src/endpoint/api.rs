@@ -160,7 +160,7 @@ impl Endpoint {
         self.core.cancel(context)
     }
 
-    /// Reads remote memory into `rma.bufs`. [`Posted::Done`]: the completion is there already.
+    /// Reads remote memory into `rma.bufs`.
     ///
     /// # Errors
     /// [`PostError`]; nothing was done.
@@ -169,8 +169,7 @@ impl Endpoint {
         self.core.read(berth, rma)
     }
 
-    /// Writes remote memory. Completes when the data is visible at the target. [`Posted::Done`]: the
-    /// completion is there already.
+    /// Writes remote memory. Completes when the data is visible at the target.
     ///
     /// # Errors
     /// [`PostError`]; nothing was done.
@@ -180,7 +179,6 @@ impl Endpoint {
     }
 
     /// Does an atomic operation on remote memory. Completes when it is visible at the target.
-    /// [`Posted::Done`]: the completion is there already.
     ///
     /// # Errors
     /// [`PostError`]; nothing was done.

@@ -16,8 +16,6 @@
 //! completions. Atomic operations are direct only where the processor has them for initiator and target, and
 //! not while others are under way by messages, which keeps them in the order of the calls.
 
-use std::collections::HashMap;
-
 use isthmus_lockfree::life::unchanged;
 use isthmus_region::counters::Counter;
 use isthmus_region::grants::{self, Granted, PAGE, Pool};
@@ -29,7 +27,7 @@ use isthmus_region::sync::Word;
 
 use super::{ATOMIC_BYTES, Berth, Core};
 use crate::matching::Bufs;
-use crate::types::{Atomic, AtomicKind, Op, PeerId, RemoteAtomic, Rma, Status, Ticket};
+use crate::types::{Atomic, AtomicKind, Op, PeerId, Posted, RemoteAtomic, Rma, Status, Ticket};
 
 /// What is known of a remote endpoint's published memory.
 #[derive(Debug, Default)]
@@ -53,12 +51,41 @@ pub(super) struct Known {
     pool: Option<(Pool, u64)>,
     /// None before it was first read.
     version: Option<u64>,
-    ranges: HashMap<u64, Published>,
+    /// By key.
+    ranges: Vec<Published>,
+    /// Which of them was used last: it is looked at first.
+    last: usize,
+}
+
+impl Known {
+    /// The range with a key, as the table has it now.
+    fn range(&mut self, key: u64) -> Option<usize> {
+        let version = self.reader.version();
+        if self.version != Some(version) {
+            self.ranges = self.reader.ranges();
+            self.ranges.sort_by_key(|p| p.range.key);
+            self.version = Some(version);
+        }
+        if self.ranges.get(self.last).is_none_or(|p| p.range.key != key) {
+            self.last = self.ranges.binary_search_by_key(&key, |p| p.range.key).ok()?;
+        }
+        Some(self.last)
+    }
+}
+
+/// What an operation uses, and the access that it needs.
+struct Use {
+    key: u64,
+    addr: u64,
+    len: u64,
+    needed: u64,
+    /// Whether operations of ours on the target's memory are under way by messages.
+    behind: bool,
 }
 
 /// Pages of a target's own memory.
-struct Pages {
-    pool: Pool,
+struct Pages<'a> {
+    pool: &'a Pool,
     owner: u64,
     /// Offset in the section of the list's word for the first of them, and where in it the memory begins.
     list: u64,
@@ -83,7 +110,7 @@ impl Found {
     }
 }
 
-impl Pages {
+impl Pages<'_> {
     /// Looks up the pages that `len` bytes lie in; none if one of them is not granted.
     ///
     /// # Ordering
@@ -138,16 +165,50 @@ impl Pages {
 }
 
 /// A place in a target's memory that may be used now.
-struct Place {
-    published: Published,
-    section: isthmus_region::Section,
+struct Place<'a> {
+    published: &'a Published,
+    section: &'a isthmus_region::Section,
     owner: Owner,
     offset: u64,
     /// Where it lies instead, if in pages of the target's own memory.
-    pages: Option<Pages>,
+    pages: Option<Pages<'a>>,
 }
 
-impl Place {
+impl<'a> Place<'a> {
+    /// The place for a use, or the status with which the operation fails. None if its registration is not published: the operation goes by
+    /// messages.
+    fn of(known: &'a mut Known, what: &Use) -> Option<Result<Self, Status>> {
+        let Use { key, addr, len, needed, behind } = *what;
+        let at = known.range(key)?;
+        let known = &*known;
+        let published = &known.ranges[at];
+        let range = &published.range;
+        if needed & registrations::ATOMIC != 0
+            && range.access & (registrations::WRITE | registrations::ATOMIC) == registrations::WRITE
+        {
+            // Only the target does atomic operations here.
+            return None;
+        }
+        let offset = addr.wrapping_sub(range.base);
+        let fits = offset.checked_add(len).is_some_and(|end| end <= range.len);
+        if !fits || range.access & needed != needed {
+            return Some(Err(Status::NoAccess));
+        }
+        let Known { section, owner, .. } = known;
+        let pages = if range.access & registrations::PAGES == 0 {
+            None
+        } else if behind {
+            return None;
+        } else {
+            let (pool, owner) = known.pool.as_ref()?;
+            let at = range.skip + offset;
+            Some(Pages { pool, owner: *owner, list: range.offset + at / PAGE * 8, skip: at % PAGE })
+        };
+        // Cannot overflow: the reader has checked the range against the section.
+        let offset = range.offset + if pages.is_some() { 0 } else { offset };
+        Some(Ok(Place { published, section, owner: *owner, offset, pages }))
+    }
+
     /// Has `change` write `len` bytes, piece by piece as [`Pages::each`]; nothing is written unless all can be.
     fn write(
         &self,
@@ -156,7 +217,7 @@ impl Place {
     ) -> Result<bool, Status> {
         let Some(pages) = &self.pages else { return change(self.offset, 0, len).map(|()| true) };
         // What is written to a page that the target loses meanwhile is as if it had been written just before.
-        match pages.find(&self.section, len) {
+        match pages.find(self.section, len) {
             Some(found) => pages.each(&found, len, change).map(|()| true),
             None => Ok(false),
         }
@@ -169,15 +230,16 @@ impl Place {
         mut copy: impl FnMut(u64, u64, u64) -> Result<(), Status>,
     ) -> Result<bool, Status> {
         let Some(pages) = &self.pages else { return copy(self.offset, 0, len).map(|()| true) };
-        match pages.find(&self.section, len) {
-            Some(found) => pages.each(&found, len, copy).map(|()| pages.stood(&self.section, &found)),
+        match pages.find(self.section, len) {
+            Some(found) => pages.each(&found, len, copy).map(|()| pages.stood(self.section, &found)),
             None => Ok(false),
         }
     }
 
-    /// What of its place says how its elements are aligned.
-    fn begin(&self) -> u64 {
-        self.pages.as_ref().map_or(self.offset, |pages| pages.skip)
+    /// Whether the processor can change elements of `size` there, `span` bytes in all: they are aligned, and in one page.
+    fn is_for_atomics(&self, size: u64, span: u64) -> bool {
+        let begin = self.pages.as_ref().map_or(self.offset, |pages| pages.skip);
+        begin.is_multiple_of(size.max(1)) && self.pages.as_ref().is_none_or(|pages| pages.skip + span <= PAGE)
     }
 }
 
@@ -201,17 +263,8 @@ impl Attempt {
 }
 
 impl Core {
-    /// Finds the place for a use that needs all access of `needed`, or the status with which the operation
-    /// fails. None if its registration is not published: the operation goes by messages.
-    fn place_of(
-        &mut self,
-        berth: &mut Berth,
-        to: PeerId,
-        key: u64,
-        addr: u64,
-        len: u64,
-        needed: u64,
-    ) -> Option<Result<Place, Status>> {
+    /// What is known of a target's published memory, taken out of its peer: [`Core::put_back`] puts it back. None if all goes by messages.
+    fn known(&mut self, berth: &Berth, to: PeerId) -> Option<Box<Known>> {
         let peer = self.peers.get_mut(to.0 as usize)?;
         if let Reach::Unknown = peer.reach {
             let record = peer.record.as_ref()?;
@@ -229,48 +282,22 @@ impl Core {
             peer.reach = open.map_or(Reach::None, |(reader, section)| {
                 let owner = Owner::new(index, area);
                 let pool = Pool::of(directory.section()).map(|pool| (pool, grants::owner(area)));
-                Reach::Table(Box::new(Known {
-                    reader,
-                    section,
-                    owner,
-                    pool,
-                    version: None,
-                    ranges: HashMap::new(),
-                }))
+                let ranges = Vec::new();
+                Reach::Table(Box::new(Known { reader, section, owner, pool, version: None, ranges, last: 0 }))
             });
         }
-        let Reach::Table(known) = &mut peer.reach else { return None };
-        let version = known.reader.version();
-        if known.version != Some(version) {
-            known.ranges = known.reader.ranges().into_iter().map(|p| (p.range.key, p)).collect();
-            known.version = Some(version);
-        }
-        let published = known.ranges.get(&key)?;
-        let range = &published.range;
-        if needed & registrations::ATOMIC != 0
-            && range.access & (registrations::WRITE | registrations::ATOMIC) == registrations::WRITE
-        {
-            // Only the target does atomic operations here.
+        if let Reach::None = peer.reach {
             return None;
         }
-        let offset = addr.wrapping_sub(range.base);
-        let fits = offset.checked_add(len).is_some_and(|end| end <= range.len);
-        if !fits || range.access & needed != needed {
-            return Some(Err(Status::NoAccess));
+        match std::mem::take(&mut peer.reach) {
+            Reach::Table(known) => Some(known),
+            Reach::Unknown | Reach::None => None,
         }
-        let section = known.section.clone();
-        let pages = if range.access & registrations::PAGES == 0 {
-            None
-        } else if self.operations.one_sided(to) > 0 {
-            return None;
-        } else {
-            let (pool, owner) = known.pool.clone()?;
-            let at = range.skip + offset;
-            Some(Pages { pool, owner, list: range.offset + at / PAGE * 8, skip: at % PAGE })
-        };
-        // Cannot overflow: the reader has checked the range against the section.
-        let offset = range.offset + if pages.is_some() { 0 } else { offset };
-        Some(Ok(Place { published: published.clone(), section, owner: known.owner, offset, pages }))
+    }
+
+    /// Puts back what [`Core::known`] took. Where that never comes, by a panic, it is found anew.
+    fn put_back(&mut self, to: PeerId, known: Box<Known>) {
+        self.peers[to.0 as usize].reach = Reach::Table(known);
     }
 
     /// Runs `change` under a hold, if the target lives and the range is still registered.
@@ -278,7 +305,7 @@ impl Core {
         &mut self,
         berth: &mut Berth,
         to: PeerId,
-        place: &Place,
+        place: &Place<'_>,
         change: impl FnOnce(&Self) -> Attempt,
     ) -> Attempt {
         berth.hold.take(place.owner);
@@ -292,28 +319,37 @@ impl Core {
         }
     }
 
-    /// Completes an operation, if it is over; returns whether it is.
-    fn end_attempt(&mut self, to: PeerId, attempt: Attempt, ticket: Ticket, op: Op, len: u64) -> bool {
-        let Attempt::Over(status) = attempt else { return false };
-        let mut then = self.template(ticket, op, len);
-        then.status = status;
-        then.source = (status != Status::Ok).then_some(to);
-        self.completions.push_back(then);
+    /// Ends an operation that is over, and has a completion made if it failed; none if it is not over.
+    fn end_attempt(
+        &mut self,
+        to: PeerId,
+        attempt: Attempt,
+        ticket: Ticket,
+        op: Op,
+        len: u64,
+    ) -> Option<Posted> {
+        let Attempt::Over(status) = attempt else { return None };
         self.tally.add(Counter::Rma, 1);
         if status == Status::Ok {
             self.tally.add(Counter::Direct, 1);
             self.tally.add(Counter::DirectBytes, len);
+            return Some(Posted::Done);
         }
-        true
+        let mut then = self.template(ticket, op, len);
+        then.status = status;
+        then.source = Some(to);
+        self.completions.push_back(then);
+        Some(Posted::Pending)
     }
 
-    /// Writes directly if possible; returns whether the operation is over.
-    pub(super) fn write_directly(&mut self, berth: &mut Berth, rma: &Rma<'_>, len: u64) -> bool {
+    /// Writes directly if possible; none if the operation is not over.
+    pub(super) fn write_directly(&mut self, berth: &mut Berth, rma: &Rma<'_>, len: u64) -> Option<Posted> {
         if rma.data.is_some() {
-            return false;
+            return None;
         }
-        let attempt = match self.place_of(berth, rma.to, rma.key, rma.addr, len, registrations::WRITE) {
-            None => return false,
+        let mut known = self.known(berth, rma.to)?;
+        let attempt = match Place::of(&mut known, &self.use_of(rma, len, registrations::WRITE)) {
+            None => Attempt::No,
             Some(Err(status)) => Attempt::Over(status),
             Some(Ok(place)) => self.change(berth, rma.to, &place, |_| {
                 let bufs = Bufs::new(rma.bufs);
@@ -323,13 +359,15 @@ impl Core {
                 }))
             }),
         };
+        self.put_back(rma.to, known);
         self.end_attempt(rma.to, attempt, rma.ticket, Op::Write, len)
     }
 
-    /// Reads directly if possible; returns whether the operation is over.
-    pub(super) fn read_directly(&mut self, berth: &mut Berth, rma: &Rma<'_>, len: u64) -> bool {
-        let attempt = match self.place_of(berth, rma.to, rma.key, rma.addr, len, registrations::READ) {
-            None => return false,
+    /// Reads directly if possible; none if the operation is not over.
+    pub(super) fn read_directly(&mut self, berth: &mut Berth, rma: &Rma<'_>, len: u64) -> Option<Posted> {
+        let mut known = self.known(berth, rma.to)?;
+        let attempt = match Place::of(&mut known, &self.use_of(rma, len, registrations::READ)) {
+            None => Attempt::No,
             Some(Err(status)) => Attempt::Over(status),
             Some(Ok(place)) => {
                 let bufs = Bufs::new(rma.bufs);
@@ -344,58 +382,77 @@ impl Core {
                 }
             }
         };
+        self.put_back(rma.to, known);
         self.end_attempt(rma.to, attempt, rma.ticket, Op::Read, len)
     }
 
-    /// Does an atomic operation directly if possible; returns whether the operation is over. Lengths were
+    fn use_of(&self, rma: &Rma<'_>, len: u64, needed: u64) -> Use {
+        let behind = self.operations.one_sided(rma.to) > 0;
+        Use { key: rma.key, addr: rma.addr, len, needed, behind }
+    }
+
+    /// Does an atomic operation directly if possible; none if the operation is not over. Lengths were
     /// checked.
-    pub(super) fn atomic_directly(&mut self, berth: &mut Berth, atomic: &Atomic<'_>, span: u64) -> bool {
+    pub(super) fn atomic_directly(
+        &mut self,
+        berth: &mut Berth,
+        atomic: &Atomic<'_>,
+        span: u64,
+    ) -> Option<Posted> {
         let size = u64::from(atomic.size);
         if !self.memory.is_atomic_here(size) || self.operations.one_sided(atomic.to) > 0 {
-            return false;
+            return None;
         }
         // An operation that returns values needs read access, too.
         let reads = if atomic.kind == AtomicKind::Plain { 0 } else { registrations::READ };
-        let place =
-            self.place_of(berth, atomic.to, atomic.key, atomic.addr, span, registrations::ATOMIC | reads);
-        let attempt = match place {
-            None => return false,
+        let needed = registrations::ATOMIC | reads;
+        let what = Use { key: atomic.key, addr: atomic.addr, len: span, needed, behind: false };
+        let mut known = self.known(berth, atomic.to)?;
+        let attempt = match Place::of(&mut known, &what) {
             Some(Err(status)) => Attempt::Over(status),
-            Some(Ok(place)) if !place.begin().is_multiple_of(size.max(1)) => return false,
-            Some(Ok(place)) if place.pages.as_ref().is_some_and(|pages| pages.skip + span > PAGE) => {
-                return false;
+            Some(Ok(place)) if place.is_for_atomics(size, span) => {
+                self.change_atomically(berth, atomic, span, &place)
             }
-            Some(Ok(place)) => {
-                let mut bytes = [0; 2 * ATOMIC_BYTES];
-                let mut at = 0;
-                let mut take = |bufs: &[LocalBuf]| {
-                    let from = at;
-                    for buf in bufs {
-                        at += buf.read(&mut bytes[at..]);
-                    }
-                    from..at
-                };
-                let (operand, compare) = (take(atomic.operand), take(atomic.compare));
-                let what = RemoteAtomic {
-                    kind: atomic.kind,
-                    datatype: atomic.datatype,
-                    op: atomic.op,
-                    count: atomic.count,
-                    operand: &bytes[operand],
-                    compare: &bytes[compare],
-                };
-                let mut before = Vec::new();
-                let attempt = self.change(berth, atomic.to, &place, |this| {
-                    Attempt::of(place.write(span, |offset, _, len| {
-                        this.memory.atomic_there(&place.section, offset, len, &what, &mut before)
-                    }))
-                });
-                if atomic.kind != AtomicKind::Plain && matches!(attempt, Attempt::Over(Status::Ok)) {
-                    Bufs::new(atomic.result).scatter(0, &before);
-                }
-                attempt
-            }
+            _ => Attempt::No,
         };
+        self.put_back(atomic.to, known);
         self.end_attempt(atomic.to, attempt, atomic.ticket, Op::Atomic(atomic.kind), span)
+    }
+
+    fn change_atomically(
+        &mut self,
+        berth: &mut Berth,
+        atomic: &Atomic<'_>,
+        span: u64,
+        place: &Place<'_>,
+    ) -> Attempt {
+        let mut bytes = [0; 2 * ATOMIC_BYTES];
+        let mut at = 0;
+        let mut take = |bufs: &[LocalBuf]| {
+            let from = at;
+            for buf in bufs {
+                at += buf.read(&mut bytes[at..]);
+            }
+            from..at
+        };
+        let (operand, compare) = (take(atomic.operand), take(atomic.compare));
+        let what = RemoteAtomic {
+            kind: atomic.kind,
+            datatype: atomic.datatype,
+            op: atomic.op,
+            count: atomic.count,
+            operand: &bytes[operand],
+            compare: &bytes[compare],
+        };
+        let mut before = Vec::new();
+        let attempt = self.change(berth, atomic.to, place, |this| {
+            Attempt::of(place.write(span, |offset, _, len| {
+                this.memory.atomic_there(place.section, offset, len, &what, &mut before)
+            }))
+        });
+        if atomic.kind != AtomicKind::Plain && matches!(attempt, Attempt::Over(Status::Ok)) {
+            Bufs::new(atomic.result).scatter(0, &before);
+        }
+        attempt
     }
 }

@@ -558,8 +558,8 @@ impl Core {
     /// As [`super::Endpoint::read`].
     pub(super) fn read(&mut self, berth: &mut Berth, rma: &Rma<'_>) -> Result<Posted, PostError> {
         let len = total(rma.bufs);
-        if self.read_directly(berth, rma, len) {
-            return Ok(Posted::Done);
+        if let Some(posted) = self.read_directly(berth, rma, len) {
+            return Ok(posted);
         }
         let ready = self.ready(berth, rma.to);
         let ready = self.or_queued(berth, ready, rma.to, &[], true)?;
@@ -589,8 +589,8 @@ impl Core {
         if rma.inject && len > INJECT_BYTES as u64 {
             return Err(PostError::TooLong);
         }
-        if self.write_directly(berth, rma, len) {
-            return Ok(Posted::Done);
+        if let Some(posted) = self.write_directly(berth, rma, len) {
+            return Ok(posted);
         }
         let ready = self.ready(berth, rma.to);
         let flags = if rma.data.is_some() { flag::DATA } else { 0 };
@@ -634,8 +634,8 @@ impl Core {
         if atomic.kind != AtomicKind::Plain && total(atomic.result) < span {
             return Err(PostError::Invalid);
         }
-        if self.atomic_directly(berth, atomic, span) {
-            return Ok(Posted::Done);
+        if let Some(posted) = self.atomic_directly(berth, atomic, span) {
+            return Ok(posted);
         }
         let operand = atomic.operand.iter().chain(atomic.compare).copied().collect::<Vec<_>>();
         let bytes = operands + compares;
