@@ -4,7 +4,7 @@
 //
 //     mpicc -O2 instructions.c -o instructions && isthmus run --vms 0 -n 2 --through-region -- ./instructions [BYTES] [put|get]
 //
-// With `put` or `get` those of MPI_Put or MPI_Get and MPI_Win_flush under a shared lock, while the target sleeps.
+// With `put` or `get` those of MPI_Put or MPI_Get and MPI_Win_flush under a shared lock, while the target waits in a barrier.
 //
 // Prints a line for each side and library, on x86-64. (Callgrind 3.19, Debian 12's, lacks pidfd_open, with which a process attaches.)
 #define _GNU_SOURCE
@@ -173,12 +173,12 @@ int main(int argc, char **argv)
     stage = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (!buf || stage == MAP_FAILED)
         die("memory");
-    // By this file the receiver learns that all is sent, without a call of the MPI.
     if (argc > 2) {
         one_sided(rank, bytes, !strcmp(argv[2], "put"));
         MPI_Finalize();
         return 0;
     }
+    // By this file the receiver learns that all is sent, without a call of the MPI.
     char path[] = "/tmp/instructions-XXXXXX";
     int file = rank == 0 ? mkstemp(path) : -1;
     MPI_Bcast(path, sizeof path, MPI_CHAR, 0, MPI_COMM_WORLD);

@@ -439,7 +439,6 @@ static const struct test tests[] = {
 	{"all_ways_at_once", all_ways_at_once, NULL},
 	{"order", order, NULL},
 	{"messages_come_meanwhile", messages_come_meanwhile, NULL},
-	{"messages_come_meanwhile_safe", messages_come_meanwhile, &safe},
 	{"targets_that_die", targets_that_die, NULL},
 };
 RUN_PAIR(tests)

@@ -1,7 +1,7 @@
 //! Completion queues, as in fi_cq(3).
 //!
-//! Reading a queue makes the progress of the endpoints that are bound to it, in both directions; there is no other
-//! progress. A queue grows as needed: its size is a hint, and it is never overrun.
+//! Reading a queue makes the progress of the endpoints that are bound to it, in both directions, but for a few reads in a row of
+//! short operations that completed in their calls ([`UNMOVED`]); there is no other progress. A queue grows as needed: its size is a hint, and it is never overrun.
 //!
 //! A completion that failed stays at the queue's front, and reads answer `-FI_EAVAIL`, until `fi_cq_readerr` takes it.
 //!
@@ -30,6 +30,8 @@ use crate::wait::{self, Patience, Rest, Waiter};
 const ROOM: usize = 1024;
 /// Most reads in a row that make no progress.
 const UNMOVED: u32 = 16;
+/// Bytes of an operation that is short.
+const SHORT: u64 = 4096;
 
 /// A completion: one cache line.
 #[repr(align(64))]
@@ -71,7 +73,7 @@ pub(crate) struct Cq {
 
 struct Queue {
     ready: VecDeque<Entry>,
-    /// Reads in a row that took from it, and made no progress.
+    /// Reads that took from it, and made no progress, since one that did for that reason.
     unmoved: u32,
     patience: Patience,
     signaled: bool,
@@ -248,7 +250,7 @@ impl Cq {
         }
     }
 
-    /// The short way: one endpoint, locks left out, nothing in `ready`, and nothing to take but short messages. None if
+    /// The short way: one endpoint, locks left out, and nothing to take but short messages or operations. None if
     /// it is not like that, or no longer; what was taken until then is in `to`.
     #[inline(always)]
     fn read_short(&self, to: &mut Destination) -> Option<usize> {
@@ -258,7 +260,7 @@ impl Cq {
             return None;
         }
         if !queue.ready.is_empty() {
-            return self.read_operations(&mut queue, to);
+            return self.read_operations(endpoint, &mut queue, to);
         }
         if queue.patience.ends() {
             return None;
@@ -280,11 +282,12 @@ impl Cq {
         }
     }
 
-    /// The short way of an operation on remote memory that completed in its call, for as many reads in a row as messages can wait
-    /// meanwhile, since it makes no progress.
-    fn read_operations(&self, queue: &mut Queue, to: &mut Destination) -> Option<usize> {
+    /// The short way of short operations on remote memory, most of which completed in their calls: for as many reads in a row as messages
+    /// can wait meanwhile, since it makes no progress, and while the endpoint has nothing under way that would need some.
+    fn read_operations(&self, endpoint: &Ep, queue: &mut Queue, to: &mut Destination) -> Option<usize> {
         let first = queue.ready.front()?;
-        if first.flags & (FI_RMA | FI_ATOMIC) == 0 || first.fault.is_some() || queue.unmoved == UNMOVED {
+        let is_one = first.flags & (FI_RMA | FI_ATOMIC) != 0 && first.len <= SHORT && first.fault.is_none();
+        if !is_one || queue.unmoved == UNMOVED || endpoint.has_transfers() {
             queue.unmoved = 0;
             return None;
         }

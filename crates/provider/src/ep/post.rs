@@ -250,7 +250,8 @@ impl Ep {
             let transport = state.transport()?;
             let posted = if write { transport.write(&rma) } else { transport.read(&rma) };
             match posted.map_err(errno::of_post)? {
-                Posted::Pending => {}
+                // Where it has failed already, nobody else tells a thread that sleeps.
+                Posted::Pending => state.drain(),
                 Posted::Done => {
                     let flags = FI_RMA | if write { FI_WRITE } else { FI_READ };
                     state.bindings.operated(
@@ -305,7 +306,8 @@ impl Ep {
             };
             let ticket = atomic.ticket;
             match state.transport()?.atomic(&atomic).map_err(errno::of_post)? {
-                Posted::Pending => {}
+                // Where it has failed already, nobody else tells a thread that sleeps.
+                Posted::Pending => state.drain(),
                 Posted::Done => {
                     let fetches = what.kind != AtomicKind::Plain;
                     let flags = FI_ATOMIC | if fetches { FI_READ } else { FI_WRITE };
