@@ -451,6 +451,30 @@ int isthmus_ivc_events(const struct isthmus_ivc *ivc, uint64_t timeout_ns,
 int isthmus_ivc_suspend(const struct isthmus_ivc *ivc, uint64_t timeout_ns);
 int isthmus_ivc_resume(const struct isthmus_ivc *ivc);
 
+/*
+ * Lends bytes to the other members of the group: a member that has the loan's ticket, which may be written to a channel, copies them by
+ * isthmus_ivc_fetch(). In a VM with the guest driver and `isthmus run --grant` they are copied once, from where they are, from the second
+ * loan of the same memory on; elsewhere they are copied now, too. They must not change, and not be freed, before isthmus_loan_end().
+ * 1 byte to 256 MiB. Errors: ISTHMUS_EINVAL, ISTHMUS_EFULL.
+ */
+struct isthmus_loan;
+#define ISTHMUS_TICKET_BYTES 48
+int isthmus_ivc_lend(const struct isthmus_ivc *ivc, const void *bytes, size_t len, unsigned char ticket[ISTHMUS_TICKET_BYTES],
+		     struct isthmus_loan **loan);
+
+/* How many bytes of a loan are copied once; 0 for NULL. */
+uint64_t isthmus_loan_in_place(const struct isthmus_loan *loan);
+
+/* Ends a loan: who still fetches from it gets ISTHMUS_ENOTFOUND. Before isthmus_ivc_close(). NULL does nothing. */
+void isthmus_loan_end(struct isthmus_loan *loan);
+
+/*
+ * Copies `len` bytes of another member's loan, from its byte `at` on, into `into`. Errors, after which `into` holds nothing of use:
+ * ISTHMUS_ENOTFOUND if the loan is over, or its lender is no member; ISTHMUS_EPEERDIED; ISTHMUS_EINVAL for bytes that it has not.
+ */
+int isthmus_ivc_fetch(const struct isthmus_ivc *ivc, const unsigned char ticket[ISTHMUS_TICKET_BYTES], uint64_t at, void *into,
+		      size_t len);
+
 /* The member at the other end of a channel. */
 int isthmus_channel_peer(const struct isthmus_channel *channel, struct isthmus_peer *peer);
 

@@ -500,6 +500,29 @@ static void channels(struct isthmus *here)
 	EXPECT(isthmus_channel_read_all(there, more, 1, SOON), ISTHMUS_EEND);
 	isthmus_channel_close(there);
 
+	/* Loans: by the ticket, by all but oneself, as long as they are. */
+	unsigned char ticket[ISTHMUS_TICKET_BYTES];
+	struct isthmus_loan *loan = NULL;
+	EXPECT(isthmus_ivc_lend(one, bytes, 0, ticket, &loan), ISTHMUS_EINVAL);
+	EXPECT(isthmus_ivc_lend(one, NULL, 8, ticket, &loan), ISTHMUS_EINVAL);
+	EXPECT(isthmus_ivc_lend(one, bytes, 8, NULL, &loan), ISTHMUS_EINVAL);
+	EXPECT(isthmus_ivc_lend(one, bytes, 8, ticket, NULL), ISTHMUS_EINVAL);
+	EXPECT(isthmus_ivc_lend(one, bytes, SIZE_MAX / 4, ticket, &loan), ISTHMUS_EINVAL);
+	EXPECT(isthmus_ivc_lend(one, bytes, sizeof bytes, ticket, &loan), 0);
+	EXPECT((int)(isthmus_loan_in_place(loan) % 4096), 0);
+	EXPECT(isthmus_ivc_fetch(two, ticket, 1, more, 4), 0);
+	EXPECT(memcmp(more, bytes + 1, 4), 0);
+	EXPECT(isthmus_ivc_fetch(two, ticket, sizeof bytes - 3, more, 4), ISTHMUS_EINVAL);
+	EXPECT(isthmus_ivc_fetch(two, NULL, 0, more, 4), ISTHMUS_EINVAL);
+	EXPECT(isthmus_ivc_fetch(two, ticket, 0, NULL, 4), ISTHMUS_EINVAL);
+	EXPECT(isthmus_ivc_fetch(one, ticket, 0, more, 4), ISTHMUS_ENOTFOUND);
+	EXPECT(isthmus_ivc_fetch(stranger, ticket, 0, more, 4), ISTHMUS_ENOTFOUND);
+	isthmus_loan_end(loan);
+	EXPECT(isthmus_ivc_fetch(two, ticket, 0, more, 4), ISTHMUS_ENOTFOUND);
+	EXPECT(strstr(isthmus_error(), "loan") != NULL, 1);
+	EXPECT((int)isthmus_loan_in_place(NULL), 0);
+	isthmus_loan_end(NULL);
+
 	/* One that dies: what it said is heard, then that it is gone. */
 	pthread_create(&thread, NULL, answer, two);
 	in_a_dying_child(register_and_connect);

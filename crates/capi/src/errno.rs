@@ -122,7 +122,7 @@ fn of_ivc(e: &isthmus::ivc::Error) -> c_int {
         Error::Region { source: isthmus::RegionError::Service { .. }, .. } => ENOSERVICE,
         Error::Region { .. } | Error::System { .. } => EREGION,
         Error::Invalid { .. } | Error::Oneself => EINVAL,
-        Error::NoPeer { .. } => ENOTFOUND,
+        Error::NoPeer { .. } | Error::LoanOver { .. } => ENOTFOUND,
         Error::Refused { .. } => EREFUSED,
         Error::TimedOut { .. } => ETIMEDOUT,
         Error::End { .. } => EEND,

@@ -5,7 +5,9 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use isthmus::Attachment;
-use isthmus::ivc::{Address, Channel, Config, Context, Error as IvcError, Event, Interest, LocalBuf, Peer};
+use isthmus::ivc::{
+    Address, Channel, Config, Context, Error as IvcError, Event, Interest, Loan, LocalBuf, Peer, Ticket,
+};
 use isthmus_cabi::{object, put, slice};
 
 use crate::Handle;
@@ -86,6 +88,10 @@ unsafe fn buffer(at: *mut c_void, len: usize) -> Result<LocalBuf, Failure> {
     // SAFETY: checked for null; by this function's contract, `at` is `len` bytes to read, or to write, during the call.
     Ok(unsafe { LocalBuf::new(at.cast(), len) })
 }
+
+/// A loan's ticket, as C has it.
+const TICKET_BYTES: usize = Ticket::BYTES;
+const _: () = assert!(TICKET_BYTES == 48);
 
 /// Runs a call that returns a number of bytes.
 ///
@@ -218,6 +224,76 @@ pub unsafe extern "C" fn isthmus_ivc_accept(
         };
         // SAFETY: by this function's contract, `channel` is null or a place for a pointer.
         unsafe { hand_over(channel, accepted) }
+    };
+    // SAFETY: by this function's contract, `ivc` is null or an open handle.
+    unsafe { Handle::run(ivc, body) }
+}
+
+/// Lends bytes to the other members.
+///
+/// # Safety
+/// `ivc` is null or a context; `bytes` is null or good for reading `len` bytes until the loan ends, and nothing writes there meanwhile;
+/// `ticket` is null or good for writing the bytes of a ticket, and `loan` for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_ivc_lend(
+    ivc: *const Handle<Context>,
+    bytes: *const c_void,
+    len: usize,
+    ticket: *mut [u8; TICKET_BYTES],
+    loan: *mut *mut Handle<Loan<'static>>,
+) -> c_int {
+    let body = |context: &Context| {
+        // SAFETY: by this function's contract, `bytes` is null or good for reading `len` bytes until the loan ends.
+        let lent = context.lend_buf(unsafe { buffer(bytes.cast_mut(), len) }?)?;
+        // SAFETY: by this function's contract, `ticket` is null or good for writing a ticket.
+        if !unsafe { put(ticket, lent.ticket().to_bytes()) } {
+            return Err(Failure::invalid("the place for the ticket is NULL"));
+        }
+        // SAFETY: by this function's contract, `loan` is null or a place for a pointer.
+        unsafe { hand_over(loan, lent) }
+    };
+    // SAFETY: by this function's contract, `ivc` is null or an open handle.
+    unsafe { Handle::run(ivc, body) }
+}
+
+/// How many bytes of a loan are copied once.
+///
+/// # Safety
+/// `loan` is null or a loan that has not ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_loan_in_place(loan: *const Handle<Loan<'static>>) -> u64 {
+    // SAFETY: by this function's contract, `loan` is null or an open handle.
+    unsafe { Handle::ask(loan, 0, Loan::in_place) }
+}
+
+/// Ends a loan.
+///
+/// # Safety
+/// `loan` is null, or came from `isthmus_ivc_lend` and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_loan_end(loan: *mut Handle<Loan<'static>>) {
+    // SAFETY: by this function's contract, `loan` is null or an open handle, and this call is its last use.
+    unsafe { Handle::close(loan) };
+}
+
+/// Copies bytes of a loan.
+///
+/// # Safety
+/// `ivc` is null or a context; `ticket` is null or good for reading the bytes of a ticket; `into` is null or good for writing `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_ivc_fetch(
+    ivc: *const Handle<Context>,
+    ticket: *const [u8; TICKET_BYTES],
+    at: u64,
+    into: *mut c_void,
+    len: usize,
+) -> c_int {
+    let body = |context: &Context| {
+        // SAFETY: by this function's contract, `ticket` is null or good for reading a ticket.
+        let ticket = unsafe { object(ticket) }.ok_or_else(|| Failure::invalid("the ticket is NULL"))?;
+        // SAFETY: by this function's contract, `into` is null or good for writing `len` bytes.
+        let into = unsafe { buffer(into, len) }?;
+        Ok(context.fetch_buf(&Ticket::from_bytes(ticket), at, into)?)
     };
     // SAFETY: by this function's contract, `ivc` is null or an open handle.
     unsafe { Handle::run(ivc, body) }

@@ -6,7 +6,7 @@ mod sleep;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use isthmus_lockfree::sync::Word;
@@ -22,6 +22,7 @@ use crate::connect::Connecting;
 use crate::error::{Error, Result, region};
 use crate::event::{Callbacks, Event};
 use crate::link::Link;
+use crate::loan::Lender;
 use crate::peer::{Address, Peer};
 use crate::table::Table;
 use crate::wait::{self, lock};
@@ -90,6 +91,7 @@ pub(crate) struct Shared {
     pub(crate) sleeper: Sleeper,
     sleeping: Mutex<Sleeping>,
     state: Mutex<State>,
+    pub(crate) lender: Mutex<Lender>,
     callbacks: Mutex<Callbacks>,
     /// Whether more processes run than there are processors.
     crowded: Word,
@@ -139,6 +141,8 @@ impl Context {
         {
             facts.words[word].put(value);
         }
+        let (lender, table) = Lender::new(member).map_err(&failed)?;
+        section.word("block", block_at + block::REGISTRATIONS).map_err(&failed)?.put(table);
         let (local, incarnation) = member.service().open_endpoint(block_at).map_err(|source| {
             member.give(block_at, block::BYTES);
             Error::Region { action: "publish a context", source }
@@ -159,6 +163,7 @@ impl Context {
             sleeper: Sleeper::new(member, local, config.by_service).map_err(&found)?,
             sleeping: Mutex::default(),
             state: Mutex::default(),
+            lender: Mutex::new(lender),
             callbacks: Mutex::default(),
             crowded: Word::new(0),
             channels: Word::new(0),
@@ -439,6 +444,19 @@ impl Shared {
         rustix::process::getpid() == self.owner
     }
 
+    /// The member of the group with an address, if it is known to have come.
+    pub(crate) fn member_at(&self, address: Address) -> Option<(Peer, Record)> {
+        let mut state = lock(&self.state);
+        let find = |state: &State| {
+            let known = state.known.values().find(|known| known.peer.address == address)?;
+            Some((known.peer.clone(), known.record.clone()))
+        };
+        find(&state).or_else(|| {
+            self.refresh(&mut state);
+            find(&state)
+        })
+    }
+
     pub(crate) fn tell(&self, event: Event) {
         lock(&self.state).tell(event);
     }
@@ -482,7 +500,8 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         if !self.is_ours() {
-            return;
+            // Another thread of the parent's may have had the lock.
+            return self.lender.get_mut().unwrap_or_else(PoisonError::into_inner).leave();
         }
         let mut state = std::mem::take(&mut *lock(&self.state));
         let begun = Instant::now();
@@ -508,11 +527,12 @@ impl Drop for Shared {
         if read_at.is_none() && !state.lingering.is_empty() {
             // A partner has not read everything. If the endpoint were closed in good order now, the partner would take
             // that for the end of the stream. So it stays open, with all memory, until the end of the attachment.
-            return;
+            return lock(&self.lender).leave();
         }
         if self.member.service().close_endpoint(self.local).is_err() {
-            return;
+            return lock(&self.lender).leave();
         }
+        lock(&self.lender).give_back(&self.member);
         self.ring_group(&mut state);
         for lingering in std::mem::take(&mut state.lingering) {
             if let Some((at, bytes)) = lingering.ring {

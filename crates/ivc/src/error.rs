@@ -99,6 +99,12 @@ pub enum Error {
         /// The most.
         high: u64,
     },
+    /// The loan is over: its lender has ended it, or has given the memory back.
+    #[error("the loan of {peer} is over")]
+    LoanOver {
+        /// The lender.
+        peer: Peer,
+    },
     /// The channel was suspended for a migration, and its unread bytes were handed over.
     #[error("the channel to {peer} is suspended; connect anew once the peer can be reached again")]
     Suspended {

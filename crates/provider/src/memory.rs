@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 
 use isthmus_fabric_sys::*;
 use isthmus_region::Listed;
+use isthmus_region::grants::Own;
 use isthmus_region::holds::Former;
 use isthmus_region::local::LocalBuf;
 use isthmus_region::member::Member;
 use isthmus_region::registrations::{self, Range, Table};
 
 use crate::domain::Domain;
-use crate::windows::{Own, Registered, Window};
+use crate::windows::{Registered, Window};
 use crate::{arithmetic, errno, heap, object};
 
 /// The name for `fi_open_ops`.

@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use isthmus_region::driver;
-use isthmus_region::grants::{self, Granted, KeptPages, PAGE, Pool};
+use isthmus_region::grants::{Granted, KeptPages, Own, PAGE};
 use isthmus_region::member::Member;
 use isthmus_region::registrations::{self, Range, Table};
 
@@ -29,23 +29,6 @@ pub(crate) struct Registered {
     pub(crate) access: u64,
     /// As [`Range::base`].
     pub(crate) base: u64,
-}
-
-/// The pages that this process may grant.
-#[derive(Debug)]
-pub(crate) struct Own {
-    pool: Pool,
-    owner: u64,
-}
-
-impl Own {
-    /// None where the process cannot grant any.
-    pub(crate) fn of(member: &Member) -> Option<Self> {
-        let pool = Pool::of(&member.section().for_reading())?;
-        // Nothing is at address 0, and the driver says so, if there is one that would grant pages.
-        member.grant_pages(0, &mut [None; 1]).ok()?;
-        Some(Self { pool, owner: grants::owner(member.grant().area) })
-    }
 }
 
 /// What came of a chunk's pages.
@@ -239,7 +222,7 @@ mod tests {
     use isthmus_region::address::Naming;
     use isthmus_region::directory::Writer;
     use isthmus_region::extent::Extent;
-    use isthmus_region::grants::{Outcome, table_bytes};
+    use isthmus_region::grants::{self, Outcome, table_bytes};
     use isthmus_region::mapping::Mapping;
     use isthmus_region::member::LocalService;
     use isthmus_region::membership::{self, NewPeer, Shape};

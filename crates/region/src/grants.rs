@@ -14,6 +14,7 @@ use crate::format::EXTENT_UNIT;
 use crate::format::directory;
 use crate::local::LocalBuf;
 use crate::mapping::PeerSection;
+use crate::member::Member;
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
@@ -114,6 +115,25 @@ impl Keepers {
             self.0.remove(&page.page());
         }
         is_last
+    }
+}
+
+/// The pages that this process may grant, for reading.
+#[derive(Debug)]
+pub struct Own {
+    /// The pool of its own system.
+    pub pool: Pool,
+    /// What the grant table calls the process.
+    pub owner: u64,
+}
+
+impl Own {
+    /// None where the process cannot grant any.
+    pub fn of(member: &Member) -> Option<Self> {
+        let pool = Pool::of(&member.section().for_reading())?;
+        // Nothing is at address 0, and the driver says so, if there is one that would grant pages.
+        member.grant_pages(0, &mut [None; 1]).ok()?;
+        Some(Self { pool, owner: owner(member.grant().area) })
     }
 }
 

@@ -1,0 +1,612 @@
+//! Loans: bytes of a program's own memory that other members of its group copy from where they are, at once or never.
+//!
+//! A loan is an entry in the context's table of registrations ([`isthmus_region::registrations`]), or two: one for the pages that the
+//! guest driver has granted ([`isthmus_region::grants`]), with a list of all pages in which others are 0, and one for a copy of the
+//! bytes in those others, one behind the other. Without a driver all are such. A member that knows the loan's key copies from both, and
+//! believes what it has copied if the entries are still those that it read (P5), the pages are still granted, and the lender lives.
+//!
+//! To move a page costs more than to copy it, so a chunk of 64 KiB is granted once it is lent again. It stays granted, and kept for this
+//! process (a forked child gets a copy), when its loan ends: to lend it anew takes no system call. It is given up for another chunk, or
+//! at the context's end.
+
+use std::collections::{BTreeMap, HashMap};
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use isthmus_region::grants::{self, Granted, KeptPages, Own, PAGE, Pool};
+use isthmus_region::local::LocalBuf;
+use isthmus_region::member::Member;
+use isthmus_region::registrations::{self, Published, READ, Range, Reader, Table};
+use isthmus_region::{PeerSection, roster};
+
+use crate::context::{Context, Shared};
+use crate::error::{Error, Result, region};
+use crate::peer::Address;
+use crate::wait::lock;
+
+/// Most bytes of a loan.
+pub const MOST_LOAN_BYTES: u64 = registrations::MOST_PAGED;
+
+/// The key of a loan's copied bytes is its own and this.
+const COPIED: u64 = 1;
+/// Pages of a chunk, and its bytes.
+const PAGES: usize = 16;
+const CHUNK: u64 = PAGES as u64 * PAGE;
+/// Chunks that are remembered, beside those that are granted.
+const MOST_CHUNKS: usize = 8192;
+/// Chunks that are given up for one that is lent.
+const MOST_EVICTED: usize = 4;
+
+/// What names a loan: to be handed to the members that are to fetch from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Ticket {
+    /// The context that lends.
+    pub lender: Address,
+    /// Which of its loans.
+    pub key: u64,
+    /// How many bytes are lent.
+    pub bytes: u64,
+}
+
+impl Ticket {
+    /// Bytes of [`Ticket::to_bytes`].
+    pub const BYTES: usize = Address::BYTES + 16;
+
+    /// The ticket as bytes, to be written to a channel.
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..Address::BYTES].copy_from_slice(&self.lender.to_bytes());
+        bytes[Address::BYTES..][..8].copy_from_slice(&self.key.to_le_bytes());
+        bytes[Address::BYTES + 8..].copy_from_slice(&self.bytes.to_le_bytes());
+        bytes
+    }
+
+    /// The ticket whose [`Ticket::to_bytes`] these are. Other bytes make a ticket of no loan.
+    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
+        let mut lender = [0; Address::BYTES];
+        lender.copy_from_slice(&bytes[..Address::BYTES]);
+        let word = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        let (key, bytes) = (word(Address::BYTES), word(Address::BYTES + 8));
+        Self { lender: Address::from_bytes(lender), key, bytes }
+    }
+}
+
+/// Bytes that are lent. While it exists they must not change; when it is dropped the loan is over: a member that fetches from it then,
+/// or is still at it, gets [`Error::LoanOver`].
+pub struct Loan<'a> {
+    shared: Arc<Shared>,
+    ticket: Ticket,
+    parts: Parts,
+    bytes: PhantomData<&'a [u8]>,
+}
+
+impl std::fmt::Debug for Loan<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loan")
+            .field("ticket", &self.ticket)
+            .field("parts", &self.parts)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Loan<'_> {
+    /// What names it.
+    pub fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+
+    /// How many of its bytes are copied once: by the member that fetches them, from where the program has them. The others were copied
+    /// when they were lent.
+    pub fn in_place(&self) -> u64 {
+        self.parts.in_place
+    }
+}
+
+impl Drop for Loan<'_> {
+    fn drop(&mut self) {
+        if self.shared.is_ours() {
+            let parts = std::mem::take(&mut self.parts);
+            lock(&self.shared.lender).end(&self.shared.member, parts);
+        }
+    }
+}
+
+/// What a loan has of the region.
+#[derive(Debug, Default)]
+struct Parts {
+    /// Numbers of its entries.
+    numbers: Vec<u32>,
+    /// Offset and bytes of the list of pages, and of the copy.
+    list: Option<(u64, u64)>,
+    copy: Option<(u64, u64)>,
+    chunks: Vec<u64>,
+    in_place: u64,
+}
+
+/// What is known of a chunk of the program's memory.
+#[derive(Debug, Default)]
+struct Chunk {
+    /// How often it was lent.
+    count: u32,
+    pages: [Option<Granted>; PAGES],
+    /// Also pages that were at these addresses before.
+    kept: KeptPages,
+    /// In how many loans it is now.
+    loans: u32,
+    /// If it has granted pages and is in none: when it was last.
+    idle: Option<u64>,
+}
+
+impl Chunk {
+    /// Whether to ask for these pages: some are not granted any more, or were not when that was last tried, which is done ever more
+    /// seldom.
+    fn lacks(&self, own: &Own, pages: std::ops::Range<usize>) -> bool {
+        let Some(pages) = self.pages.get(pages) else { return false };
+        let lost = |page: &Option<Granted>| page.is_some_and(|page| !own.pool.stands(own.owner, page));
+        pages.iter().any(lost) || self.count.is_power_of_two() && pages.iter().any(Option::is_none)
+    }
+}
+
+/// The loans of a context.
+#[derive(Debug)]
+pub(crate) struct Lender {
+    /// None once it was given back.
+    table: Option<Table>,
+    /// None before that was asked, and inside where this process cannot grant pages.
+    own: Option<Option<Own>>,
+    keys: u64,
+    ticks: u64,
+    chunks: HashMap<u64, Chunk>,
+    /// Those that are idle, by when they were last lent.
+    idle: BTreeMap<u64, u64>,
+}
+
+impl Lender {
+    /// With a table at the offset that it gives, for the endpoint's block to name.
+    pub(crate) fn new(member: &Arc<Member>) -> isthmus_region::Result<(Self, u64)> {
+        let table = Table::create(member)?;
+        let at = table.offset();
+        let (chunks, idle) = (HashMap::new(), BTreeMap::new());
+        Ok((Self { table: Some(table), own: None, keys: 0, ticks: 0, chunks, idle }, at))
+    }
+
+    /// Gives all back; the endpoint has been closed.
+    pub(crate) fn give_back(&mut self, member: &Member) {
+        while self.evict(member) {}
+        self.table = None;
+    }
+
+    /// Leaves all where it is, as long as the attachment: the endpoint stays open, or is another process's.
+    pub(crate) fn leave(&mut self) {
+        std::mem::forget(self.table.take());
+    }
+
+    fn lend(&mut self, member: &Member, from: &Source<'_>) -> isthmus_region::Result<(u64, Parts)> {
+        self.keys += 2;
+        let mut parts = Parts::default();
+        let pages = self.grant(member, from, &mut parts);
+        let placed = self.place(member, from, &pages, &mut parts);
+        match placed {
+            Ok(()) => Ok((self.keys, parts)),
+            Err(e) => {
+                self.end(member, parts);
+                Err(e)
+            }
+        }
+    }
+
+    /// Has pages granted that lie within the bytes whole, since others can read all of a page. Gives which of all pages are.
+    fn grant(&mut self, member: &Member, from: &Source<'_>, parts: &mut Parts) -> Vec<Option<Granted>> {
+        let (start, len) = (from.address(), from.len());
+        let mut pages = vec![None; size(Range::pages(start % PAGE, len))];
+        let (low, high) = (start.next_multiple_of(PAGE), (start + len) / PAGE * PAGE);
+        if low >= high || self.own.get_or_insert_with(|| Own::of(member)).is_none() {
+            return pages;
+        }
+        for address in (low / CHUNK * CHUNK..high).step_by(size(CHUNK)) {
+            let chunk = self.chunks.entry(address).or_default();
+            chunk.count = chunk.count.saturating_add(1);
+            if chunk.count < 2 {
+                continue;
+            }
+            let (from, to) = (address.max(low), (address + CHUNK).min(high));
+            let within = size((from - address) / PAGE)..size((to - address) / PAGE);
+            let first = size(from / PAGE - start / PAGE);
+            self.grant_chunk(member, address, within.clone(), parts);
+            if let (Some(chunk), Some(into)) =
+                (self.chunks.get(&address), pages.get_mut(first..first + within.len()))
+            {
+                into.copy_from_slice(&chunk.pages[within]);
+            }
+        }
+        if self.chunks.len() > MOST_CHUNKS {
+            self.chunks.retain(|_, chunk| chunk.loans > 0 || chunk.idle.is_some());
+        }
+        pages
+    }
+
+    /// Has pages of a chunk granted where they are not.
+    fn grant_chunk(
+        &mut self,
+        member: &Member,
+        address: u64,
+        within: std::ops::Range<usize>,
+        parts: &mut Parts,
+    ) {
+        let Some(Some(own)) = &self.own else { return };
+        let Some(chunk) = self.chunks.get_mut(&address) else { return };
+        let lacks = chunk.lacks(own, within.clone());
+        if chunk.loans == 0 && lacks {
+            // What was at these addresses before is nobody's any more.
+            member.release_kept(std::mem::take(&mut chunk.kept));
+        }
+        // So that it is not given up for itself.
+        chunk.loans += 1;
+        parts.chunks.push(address);
+        if let Some(tick) = chunk.idle.take() {
+            self.idle.remove(&tick);
+        }
+        for evicted in 0.. {
+            let Some(chunk) = self.chunks.get_mut(&address).filter(|_| lacks) else { break };
+            let into = &mut chunk.pages[within.clone()];
+            let outcome = member.keep_pages(address + within.start as u64 * PAGE, into, &mut chunk.kept);
+            if outcome.is_err() {
+                into.fill(None);
+            }
+            let is_full = outcome.is_ok_and(|outcome| outcome.is_full);
+            if !is_full || evicted == MOST_EVICTED || !self.evict(member) {
+                break;
+            }
+        }
+    }
+
+    /// Takes the pages back of the chunk that was not lent for longest; gives whether there was one.
+    fn evict(&mut self, member: &Member) -> bool {
+        let Some((_, address)) = self.idle.pop_first() else { return false };
+        if let Some(chunk) = self.chunks.remove(&address) {
+            member.release_kept(chunk.kept);
+        }
+        // What cannot be moved back just now is granted until the program frees it.
+        let _ = member.revoke_pages(address, u32::try_from(PAGES).unwrap_or(0));
+        true
+    }
+
+    /// Copies what is not granted, and makes the entries.
+    fn place(
+        &mut self,
+        member: &Member,
+        from: &Source<'_>,
+        pages: &[Option<Granted>],
+        parts: &mut Parts,
+    ) -> isthmus_region::Result<()> {
+        let Some(table) = &mut self.table else { return Ok(()) };
+        let (section, key, len) = (member.section(), self.keys, from.len());
+        let layout = Layout { skip: from.address() % PAGE, len };
+        let missing = layout.copied(pages, pages.len());
+        parts.in_place = len - missing;
+        if missing > 0 {
+            let at = member.take(missing)?;
+            parts.copy = Some((at, missing));
+            let mut done = 0;
+            let mut number = 0;
+            while number < pages.len() {
+                let count = pages[number..].iter().take_while(|page| page.is_none()).count();
+                if count > 0 {
+                    let (begin, end) = (layout.begin(number), layout.begin(number + count));
+                    from.fill(section, at + done, begin, end - begin)?;
+                    done += end - begin;
+                }
+                number += count.max(1);
+            }
+        }
+        let range = Range { key, offset: 0, len, access: READ, base: 0, skip: 0 };
+        if missing < len {
+            let bytes = pages.len() as u64 * 8;
+            let list = member.take(bytes)?;
+            parts.list = Some((list, bytes));
+            for (page, at) in pages.iter().zip((list..).step_by(8)) {
+                section.word("list of pages", at)?.put(page.map_or(0, Granted::word));
+            }
+            let access = READ | registrations::PAGES;
+            parts.numbers.push(table.publish(&Range { offset: list, access, skip: layout.skip, ..range })?);
+        }
+        if let Some((offset, len)) = parts.copy {
+            parts.numbers.push(table.publish(&Range { key: key + COPIED, offset, len, ..range })?);
+        }
+        Ok(())
+    }
+
+    /// A loan is over.
+    fn end(&mut self, member: &Member, parts: Parts) {
+        let Parts { numbers, list, copy, chunks, .. } = parts;
+        if let Some(table) = &mut self.table {
+            // They are numbers that it gave.
+            numbers.into_iter().for_each(|number| drop(table.withdraw(number)));
+        }
+        for address in chunks {
+            let Some(chunk) = self.chunks.get_mut(&address) else { continue };
+            chunk.loans -= 1;
+            if chunk.loans == 0 && chunk.pages.iter().any(Option::is_some) {
+                self.ticks += 1;
+                chunk.idle = Some(self.ticks);
+                self.idle.insert(self.ticks, address);
+            }
+        }
+        for (at, bytes) in list.into_iter().chain(copy) {
+            member.give(at, bytes);
+        }
+    }
+}
+
+/// How the bytes of a loan lie in pages.
+#[derive(Clone, Copy)]
+struct Layout {
+    /// Where in the first page the first byte is.
+    skip: u64,
+    len: u64,
+}
+
+impl Layout {
+    /// Where a page begins, among the bytes.
+    fn begin(self, number: usize) -> u64 {
+        (number as u64 * PAGE).saturating_sub(self.skip).min(self.len)
+    }
+
+    /// Bytes of the first `count` pages that lie in those which are not granted.
+    fn copied(self, pages: &[Option<Granted>], count: usize) -> u64 {
+        let of = |(number, page): (usize, &Option<Granted>)| match page {
+            Some(_) => 0,
+            None => self.begin(number + 1) - self.begin(number),
+        };
+        pages.iter().enumerate().take(count).map(of).sum()
+    }
+}
+
+/// What is lent.
+enum Source<'a> {
+    Slice(&'a [u8]),
+    Buf(LocalBuf),
+}
+
+impl Source<'_> {
+    fn address(&self) -> u64 {
+        match self {
+            Self::Slice(bytes) => bytes.as_ptr().expose_provenance() as u64,
+            Self::Buf(buf) => buf.address(),
+        }
+    }
+
+    fn len(&self) -> u64 {
+        match self {
+            Self::Slice(bytes) => bytes.len() as u64,
+            Self::Buf(buf) => buf.len() as u64,
+        }
+    }
+
+    /// Copies a part of it into the section.
+    fn fill(
+        &self,
+        to: &isthmus_region::Section,
+        offset: u64,
+        begin: u64,
+        len: u64,
+    ) -> isthmus_region::Result<()> {
+        match self {
+            Self::Slice(bytes) => to.fill_bytes("loan", offset, &bytes[size(begin)..size(begin + len)]),
+            Self::Buf(buf) => to.fill("loan", offset, buf.part(size(begin), size(len))),
+        }
+    }
+}
+
+/// Where a loan is copied to.
+enum Into<'a> {
+    Slice(&'a mut [u8]),
+    Buf(LocalBuf),
+}
+
+impl Into<'_> {
+    fn len(&self) -> u64 {
+        match self {
+            Self::Slice(bytes) => bytes.len() as u64,
+            Self::Buf(buf) => buf.len() as u64,
+        }
+    }
+
+    fn copy(&mut self, from: &PeerSection, offset: u64, begin: u64, len: u64) -> isthmus_region::Result<()> {
+        match self {
+            Self::Slice(bytes) => {
+                from.bytes("loan", offset, len)?.get(0, &mut bytes[size(begin)..size(begin + len)])
+            }
+            Self::Buf(buf) => from.drain("loan", offset, buf.part(size(begin), size(len))),
+        }
+    }
+}
+
+/// Of what fits into this process's memory.
+fn size(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// A loan as its lender's memory has it.
+struct Found {
+    section: PeerSection,
+    /// The granted pages, and what the grant table calls the lender.
+    pages: Option<(Pool, u64, Published)>,
+    copy: Option<Published>,
+}
+
+impl Found {
+    /// None if it is over, or what is said of it cannot be.
+    fn of(member: &Member, record: &roster::Record, ticket: &Ticket) -> isthmus_region::Result<Option<Self>> {
+        let (directory, info) = roster::endpoint(member, record.slot())?;
+        if !info.life.is_active(record.incarnation()) {
+            return Ok(None);
+        }
+        let section = directory.section().clone();
+        let Some(reader) = Reader::open(&section, info.block)? else { return Ok(None) };
+        let (mut pages, mut copy) = (None, None);
+        for published in reader.ranges() {
+            let Range { key, access, .. } = published.range;
+            match (key.wrapping_sub(ticket.key), access & registrations::PAGES != 0) {
+                (0, true) => pages = Some(published),
+                (COPIED, false) => copy = Some(published),
+                _ => {}
+            }
+        }
+        let pages = match pages {
+            None => None,
+            Some(published) => {
+                let (pool, area) = (Pool::of(&section), u32::try_from(info.area));
+                let (Some(pool), Ok(area)) = (pool, area) else { return Ok(None) };
+                Some((pool, grants::owner(area), published))
+            }
+        };
+        let len = pages.as_ref().map(|(_, _, published)| published).or(copy.as_ref()).map(|p| p.range.len);
+        Ok((len == Some(ticket.bytes)).then_some(Self { section, pages, copy }))
+    }
+
+    /// Copies bytes from `at` on. Gives whether they were the loan's: that the lender lives is still to be seen.
+    fn copy(&self, at: u64, into: &mut Into<'_>) -> isthmus_region::Result<bool> {
+        let len = into.len();
+        let Some((pool, owner, published)) = &self.pages else {
+            return self.take_copied(at, 0, len, into);
+        };
+        let layout = Layout { skip: published.range.skip, len: published.range.len };
+        let (first, end) = ((layout.skip + at) / PAGE, (layout.skip + at + len).div_ceil(PAGE));
+        let mut words = Vec::with_capacity(size(end));
+        for number in 0..end {
+            let word = self.section.word("list of pages", published.range.offset + number * 8)?;
+            words.push(Granted::of_word(word.get()));
+        }
+        let mut before = layout.copied(&words, size(first));
+        let mut done = 0;
+        while done < len {
+            let number = size((layout.skip + at + done) / PAGE);
+            let rest = words.get(number..).unwrap_or(&[]);
+            let in_page = at + done - layout.begin(number);
+            let count = match rest {
+                [Some(_), ..] => pool.run(rest),
+                _ => rest.iter().take_while(|page| page.is_none()).count(),
+            };
+            let take =
+                (layout.begin(number + count) - layout.begin(number)).saturating_sub(in_page).min(len - done);
+            if take == 0 {
+                return Ok(false);
+            }
+            if let [Some(page), ..] = rest {
+                let skip = if number == 0 { layout.skip } else { 0 };
+                into.copy(&self.section, pool.place(*page, skip + in_page, take)?, done, take)?;
+            } else {
+                if !self.take_copied(before + in_page, done, take, into)? {
+                    return Ok(false);
+                }
+                before += layout.begin(number + count) - layout.begin(number);
+            }
+            done += take;
+        }
+        let used: Vec<_> =
+            words[size(first).min(words.len())..].iter().filter(|page| page.is_some()).copied().collect();
+        Ok(pool.standing(*owner, &used) == used.len() && published.stood())
+    }
+
+    /// Copies bytes from `at` of the copy on, to `begin`.
+    fn take_copied(
+        &self,
+        at: u64,
+        begin: u64,
+        len: u64,
+        into: &mut Into<'_>,
+    ) -> isthmus_region::Result<bool> {
+        let Some(published) = &self.copy else { return Ok(len == 0) };
+        if at.checked_add(len).is_none_or(|end| end > published.range.len) {
+            return Ok(false);
+        }
+        into.copy(&self.section, published.range.offset + at, begin, len)?;
+        Ok(published.stood())
+    }
+}
+
+impl Context {
+    /// Lends bytes to the other members of the group: who has the loan's ticket can copy them with [`Context::fetch`], and they are
+    /// copied once where this process may grant pages (in a VM with the guest driver, `isthmus run --grant`; [`Loan::in_place`]), from
+    /// the second loan of the same memory on. Elsewhere they are copied here, too.
+    ///
+    /// # Ordering
+    /// What a member fetches is what the bytes are now: they cannot change while they are lent.
+    ///
+    /// # Errors
+    /// [`Error::Region`] if no memory is left for what is copied; [`Error::Invalid`] for no byte, or more than [`MOST_LOAN_BYTES`].
+    ///
+    /// # Source
+    /// The dissertation's chapter 7: pages that are granted in place of a copy.
+    pub fn lend<'a>(&self, bytes: &'a [u8]) -> Result<Loan<'a>> {
+        self.lend_from(&Source::Slice(bytes))
+    }
+
+    /// As [`Context::lend`], of a buffer given by its address, which must not change or be freed before the loan is dropped.
+    ///
+    /// # Errors
+    /// As [`Context::lend`].
+    pub fn lend_buf(&self, bytes: LocalBuf) -> Result<Loan<'static>> {
+        self.lend_from(&Source::Buf(bytes))
+    }
+
+    fn lend_from<'a>(&self, from: &Source<'a>) -> Result<Loan<'a>> {
+        let bytes = from.len();
+        if bytes == 0 || bytes > MOST_LOAN_BYTES {
+            return Err(Error::Invalid {
+                what: "bytes of a loan",
+                value: bytes,
+                allowed: "1 to 256 MiB are",
+            });
+        }
+        let shared = &self.shared;
+        let lent = lock(&shared.lender).lend(&shared.member, from);
+        let (key, parts) = lent.map_err(region("lend bytes"))?;
+        let ticket = Ticket { lender: shared.address, key, bytes };
+        Ok(Loan { shared: Arc::clone(shared), ticket, parts, bytes: PhantomData })
+    }
+
+    /// Copies `into.len()` bytes of a loan, from its byte `at` on.
+    ///
+    /// # Ordering
+    /// What the lender did before it lent them is visible.
+    ///
+    /// # Errors
+    /// [`Error::LoanOver`] if the loan is over, or was while they were copied; [`Error::PeerDied`], [`Error::NoPeer`];
+    /// [`Error::Invalid`] for bytes that are not the loan's. What is in `into` then is nothing.
+    pub fn fetch(&self, ticket: &Ticket, at: u64, into: &mut [u8]) -> Result<()> {
+        self.fetch_into(ticket, at, Into::Slice(into))
+    }
+
+    /// As [`Context::fetch`], into a buffer given by its address.
+    ///
+    /// # Errors
+    /// As [`Context::fetch`].
+    pub fn fetch_buf(&self, ticket: &Ticket, at: u64, into: LocalBuf) -> Result<()> {
+        self.fetch_into(ticket, at, Into::Buf(into))
+    }
+
+    fn fetch_into(&self, ticket: &Ticket, at: u64, mut into: Into<'_>) -> Result<()> {
+        let value = at.saturating_add(into.len());
+        if value > ticket.bytes || ticket.bytes > MOST_LOAN_BYTES {
+            return Err(Error::Invalid { what: "end of bytes of a loan", value, allowed: "it has fewer" });
+        }
+        let address = ticket.lender;
+        let Some((peer, record)) = self.shared.member_at(address) else {
+            return Err(Error::NoPeer { address });
+        };
+        let copied = Found::of(&self.shared.member, &record, ticket)
+            .and_then(|found| found.map_or(Ok(false), |found| found.copy(at, &mut into)));
+        // Whatever a member has put there that cannot be is no loan.
+        match copied {
+            _ if !record.still_lives() => Err(Error::PeerDied { peer }),
+            Ok(true) => Ok(()),
+            Ok(false) | Err(_) => Err(Error::LoanOver { peer }),
+        }
+    }
+}
