@@ -54,7 +54,7 @@ pub(crate) const BACKLOG: usize = 4;
 ///
 /// All contexts of a region with the same magic id form a group, wherever they are: in VMs, on the host, several in one
 /// process. Groups do not see each other. Any number of threads may use a context at once. Dropping it ends the membership
-/// once its channels are dropped, too; the last drop waits up to [`Config::linger`] until what was written has been read.
+/// once its channels and loans are dropped, too; the last drop waits up to [`Config::linger`] until what was written has been read.
 /// A process that ends without that (`std::process::exit`) takes unread bytes with it. A forked child must not use its
 /// parent's contexts and channels; it may drop them.
 ///
@@ -132,6 +132,7 @@ impl Context {
         config.check()?;
         let failed = region("take memory for a context");
         let section = member.section();
+        let (lender, table) = Lender::new(member).map_err(&failed)?;
         let block_at = member.take(block::BYTES).map_err(&failed)?;
         section.zero("block", block_at, block::BYTES).map_err(&failed)?;
         let block = section.line("block", block_at).map_err(&failed)?;
@@ -141,7 +142,6 @@ impl Context {
         {
             facts.words[word].put(value);
         }
-        let (lender, table) = Lender::new(member).map_err(&failed)?;
         section.word("block", block_at + block::REGISTRATIONS).map_err(&failed)?.put(table);
         let (local, incarnation) = member.service().open_endpoint(block_at).map_err(|source| {
             member.give(block_at, block::BYTES);
@@ -501,7 +501,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         if !self.is_ours() {
             // Another thread of the parent's may have had the lock.
-            return self.lender.get_mut().unwrap_or_else(PoisonError::into_inner).leave();
+            return self.lender.get_mut().unwrap_or_else(PoisonError::into_inner).leave(None);
         }
         let mut state = std::mem::take(&mut *lock(&self.state));
         let begun = Instant::now();
@@ -527,10 +527,10 @@ impl Drop for Shared {
         if read_at.is_none() && !state.lingering.is_empty() {
             // A partner has not read everything. If the endpoint were closed in good order now, the partner would take
             // that for the end of the stream. So it stays open, with all memory, until the end of the attachment.
-            return lock(&self.lender).leave();
+            return lock(&self.lender).leave(Some(&self.member));
         }
         if self.member.service().close_endpoint(self.local).is_err() {
-            return lock(&self.lender).leave();
+            return lock(&self.lender).leave(Some(&self.member));
         }
         lock(&self.lender).give_back(&self.member);
         self.ring_group(&mut state);

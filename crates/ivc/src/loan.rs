@@ -76,7 +76,8 @@ impl Ticket {
 }
 
 /// Bytes that are lent. While it exists they must not change; when it is dropped the loan is over: a member that fetches from it then,
-/// or is still at it, gets [`Error::LoanOver`].
+/// or is still at it, gets [`Error::LoanOver`]. It keeps its context's membership, as a channel does. One that is forgotten
+/// (`std::mem::forget`) does not end before the process: members may fetch what its memory has become.
 pub struct Loan<'a> {
     shared: Arc<Shared>,
     ticket: Ticket,
@@ -130,24 +131,40 @@ struct Parts {
 /// What is known of a chunk of the program's memory.
 #[derive(Debug, Default)]
 struct Chunk {
-    /// How often it was lent.
-    count: u32,
+    /// How often each page was lent, since it was last lost.
+    counts: [u32; PAGES],
+    /// How often pages were lost.
+    lost: u32,
     pages: [Option<Granted>; PAGES],
-    /// Also pages that were at these addresses before.
     kept: KeptPages,
     /// In how many loans it is now.
     loans: u32,
-    /// If it has granted pages and is in none: when it was last.
+    /// If it has pages of the pool and is in no loan: when it was last.
     idle: Option<u64>,
 }
 
 impl Chunk {
-    /// Whether to ask for these pages: some are not granted any more, or were not when that was last tried, which is done ever more
-    /// seldom.
-    fn lacks(&self, own: &Own, pages: std::ops::Range<usize>) -> bool {
-        let Some(pages) = self.pages.get(pages) else { return false };
-        let lost = |page: &Option<Granted>| page.is_some_and(|page| !own.pool.stands(own.owner, page));
-        pages.iter().any(lost) || self.count.is_power_of_two() && pages.iter().any(Option::is_none)
+    /// Counts a loan of these pages. Gives whether one of them is to be asked for: it comes back and is not granted. What could not be
+    /// granted, or was lost before, is asked for ever more seldom.
+    fn count(&mut self, member: &Member, own: &Own, within: std::ops::Range<usize>) -> bool {
+        let lost = self.kept.take_lost(own);
+        if !lost.is_empty() {
+            // What was at these addresses is nobody's any more.
+            member.release_kept(lost);
+            self.lost = (self.lost + 1).min(16);
+            for (page, count) in self.pages.iter_mut().zip(&mut self.counts) {
+                if page.is_some_and(|page| !own.pool.stands(own.owner, page)) {
+                    (*page, *count) = (None, 0);
+                }
+            }
+        }
+        let mut asks = false;
+        for number in within {
+            let Some(count) = self.counts.get_mut(number) else { break };
+            *count = count.saturating_add(1);
+            asks |= self.pages[number].is_none() && count.is_power_of_two() && *count >= 2 << self.lost;
+        }
+        asks
     }
 }
 
@@ -176,13 +193,16 @@ impl Lender {
 
     /// Gives all back; the endpoint has been closed.
     pub(crate) fn give_back(&mut self, member: &Member) {
-        while self.evict(member) {}
+        while self.evict(member, 0) {}
         self.table = None;
     }
 
-    /// Leaves all where it is, as long as the attachment: the endpoint stays open, or is another process's.
-    pub(crate) fn leave(&mut self) {
-        std::mem::forget(self.table.take());
+    /// Leaves the table where it is, as [`Table::leave`], and gives the pages back unless they are the parent's of a fork.
+    pub(crate) fn leave(&mut self, member: Option<&Member>) {
+        while member.is_some_and(|member| self.evict(member, 0)) {}
+        if let Some(table) = self.table.take() {
+            table.leave();
+        }
     }
 
     fn lend(&mut self, member: &Member, from: &Source<'_>) -> isthmus_region::Result<(u64, Parts)> {
@@ -207,66 +227,67 @@ impl Lender {
         if low >= high || self.own.get_or_insert_with(|| Own::of(member)).is_none() {
             return pages;
         }
-        for address in (low / CHUNK * CHUNK..high).step_by(size(CHUNK)) {
+        let chunks = || (low / CHUNK * CHUNK..high).step_by(size(CHUNK));
+        // First, so that none of them is given up for another.
+        for address in chunks() {
+            self.ticks += 1;
             let chunk = self.chunks.entry(address).or_default();
-            chunk.count = chunk.count.saturating_add(1);
-            if chunk.count < 2 {
-                continue;
+            chunk.loans += 1;
+            if let Some(tick) = chunk.idle.take() {
+                self.idle.remove(&tick);
             }
+            parts.chunks.push(address);
+        }
+        for address in chunks() {
             let (from, to) = (address.max(low), (address + CHUNK).min(high));
             let within = size((from - address) / PAGE)..size((to - address) / PAGE);
+            self.grant_chunk(member, address, within.clone());
             let first = size(from / PAGE - start / PAGE);
-            self.grant_chunk(member, address, within.clone(), parts);
             if let (Some(chunk), Some(into)) =
                 (self.chunks.get(&address), pages.get_mut(first..first + within.len()))
             {
                 into.copy_from_slice(&chunk.pages[within]);
             }
         }
-        if self.chunks.len() > MOST_CHUNKS {
+        if self.chunks.len() > MOST_CHUNKS + self.idle.len() + parts.chunks.len() {
             self.chunks.retain(|_, chunk| chunk.loans > 0 || chunk.idle.is_some());
         }
         pages
     }
 
-    /// Has pages of a chunk granted where they are not.
-    fn grant_chunk(
-        &mut self,
-        member: &Member,
-        address: u64,
-        within: std::ops::Range<usize>,
-        parts: &mut Parts,
-    ) {
-        let Some(Some(own)) = &self.own else { return };
-        let Some(chunk) = self.chunks.get_mut(&address) else { return };
-        let lacks = chunk.lacks(own, within.clone());
-        if chunk.loans == 0 && lacks {
-            // What was at these addresses before is nobody's any more.
-            member.release_kept(std::mem::take(&mut chunk.kept));
-        }
-        // So that it is not given up for itself.
-        chunk.loans += 1;
-        parts.chunks.push(address);
-        if let Some(tick) = chunk.idle.take() {
-            self.idle.remove(&tick);
+    /// Has pages of a chunk granted where they are to be.
+    fn grant_chunk(&mut self, member: &Member, address: u64, within: std::ops::Range<usize>) {
+        let (Some(Some(own)), Some(chunk)) = (&self.own, self.chunks.get_mut(&address)) else { return };
+        if !chunk.count(member, own, within.clone()) {
+            return;
         }
         for evicted in 0.. {
-            let Some(chunk) = self.chunks.get_mut(&address).filter(|_| lacks) else { break };
-            let into = &mut chunk.pages[within.clone()];
-            let outcome = member.keep_pages(address + within.start as u64 * PAGE, into, &mut chunk.kept);
-            if outcome.is_err() {
-                into.fill(None);
+            let Some(chunk) = self.chunks.get_mut(&address) else { break };
+            let mut asked = [None; PAGES];
+            let asked = &mut asked[..within.len()];
+            let from = address + within.start as u64 * PAGE;
+            let Ok(outcome) = member.keep_pages(from, asked, &mut chunk.kept) else { break };
+            for (page, asked) in chunk.pages[within.clone()].iter_mut().zip(asked) {
+                *page = asked.or(*page);
             }
-            let is_full = outcome.is_ok_and(|outcome| outcome.is_full);
-            if !is_full || evicted == MOST_EVICTED || !self.evict(member) {
+            let away = 2 * (self.idle.len() as u64 + 1);
+            if !outcome.is_full || evicted == MOST_EVICTED || !self.evict(member, away) {
                 break;
             }
         }
     }
 
-    /// Takes the pages back of the chunk that was not lent for longest; gives whether there was one.
-    fn evict(&mut self, member: &Member) -> bool {
-        let Some((_, address)) = self.idle.pop_first() else { return false };
+    /// Takes the pages back of the chunk that was not lent for longest, if as many others as `away` were lent since; gives whether it
+    /// did. So of more memory than there is room for, lent one piece after the other, some stays granted, and the rest is copied.
+    fn evict(&mut self, member: &Member, away: u64) -> bool {
+        let Some((tick, address)) = self.idle.first_key_value().map(|(tick, address)| (*tick, *address))
+        else {
+            return false;
+        };
+        if self.ticks - tick < away {
+            return false;
+        }
+        self.idle.remove(&tick);
         if let Some(chunk) = self.chunks.remove(&address) {
             member.release_kept(chunk.kept);
         }
@@ -330,7 +351,7 @@ impl Lender {
         for address in chunks {
             let Some(chunk) = self.chunks.get_mut(&address) else { continue };
             chunk.loans -= 1;
-            if chunk.loans == 0 && chunk.pages.iter().any(Option::is_some) {
+            if chunk.loans == 0 && !chunk.kept.is_empty() {
                 self.ticks += 1;
                 chunk.idle = Some(self.ticks);
                 self.idle.insert(self.ticks, address);
@@ -489,7 +510,8 @@ impl Found {
             let rest = words.get(number..).unwrap_or(&[]);
             let in_page = at + done - layout.begin(number);
             let count = match rest {
-                [Some(_), ..] => pool.run(rest),
+                // As few as messages are looked at by, so that no more of anybody else's gets into the buffer.
+                [Some(_), ..] => pool.run(rest).min(PAGES),
                 _ => rest.iter().take_while(|page| page.is_none()).count(),
             };
             let take =
@@ -500,6 +522,9 @@ impl Found {
             if let [Some(page), ..] = rest {
                 let skip = if number == 0 { layout.skip } else { 0 };
                 into.copy(&self.section, pool.place(*page, skip + in_page, take)?, done, take)?;
+                if pool.standing(*owner, &rest[..count]) < count {
+                    return Ok(false);
+                }
             } else {
                 if !self.take_copied(before + in_page, done, take, into)? {
                     return Ok(false);
@@ -508,9 +533,7 @@ impl Found {
             }
             done += take;
         }
-        let used: Vec<_> =
-            words[size(first).min(words.len())..].iter().filter(|page| page.is_some()).copied().collect();
-        Ok(pool.standing(*owner, &used) == used.len() && published.stood())
+        Ok(published.stood())
     }
 
     /// Copies bytes from `at` of the copy on, to `begin`.
@@ -571,7 +594,8 @@ impl Context {
         Ok(Loan { shared: Arc::clone(shared), ticket, parts, bytes: PhantomData })
     }
 
-    /// Copies `into.len()` bytes of a loan, from its byte `at` on.
+    /// Copies `into.len()` bytes of a loan, from its byte `at` on. It reads the lender's list from its first page on, so a few large parts
+    /// are better than many small ones.
     ///
     /// # Ordering
     /// What the lender did before it lent them is visible.

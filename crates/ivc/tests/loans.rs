@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
-use isthmus_ivc::{Context, Error, MOST_LOAN_BYTES, Ticket};
+use isthmus_ivc::{Config, Context, Error, MOST_LOAN_BYTES, Ticket};
 use isthmus_region::Section;
 use isthmus_region::address::Naming;
 use isthmus_region::directory::Writer;
@@ -268,6 +268,21 @@ fn what_cannot_be_lent_or_fetched_is_refused() {
 }
 
 #[test]
+fn a_context_whose_bytes_nobody_reads_ends_with_its_attachment() {
+    let world = World::new();
+    let b = world.context(2);
+    let member = world.member();
+    let config = Config { linger: std::time::Duration::from_millis(1), ..Config::default() };
+    let a = Context::register_with(&member, MAGIC, 1, config).unwrap();
+    let (to, from) = pair(&a, &b);
+    drop(a.lend(&[1; 100]).unwrap());
+    to.write_all(&[1; 100], SOON).unwrap();
+    drop((to, a));
+    drop(member);
+    await_that("its end", || matches!(from.read(&mut [0; 200]), Err(Error::PeerDied { .. })));
+}
+
+#[test]
 fn a_region_without_room_refuses_a_loan_and_keeps_nothing_of_it() {
     let world = World::new();
     let (a, b) = (world.context(1), world.context(2));
@@ -309,6 +324,32 @@ fn memory_that_comes_back_is_granted_and_only_what_is_not_is_copied() {
 }
 
 #[test]
+fn what_is_lent_in_turn_is_granted_whatever_lies_beside_it() {
+    let pair = pair_with_driver();
+    let all = pair.buffer(0, 1 << 16, 7);
+    let (one, two) = (all.part(0, 1 << 15), all.part(1 << 15, 1 << 15));
+    for round in 0..3 {
+        for half in [one, two] {
+            let loan = pair.lender.lend_buf(half).unwrap();
+            assert_eq!(loan.in_place(), if round == 0 { 0 } else { 1 << 15 });
+        }
+    }
+    // What one of them loses does not concern the other.
+    let loan = pair.lender.lend_buf(two).unwrap();
+    pair.driver.lock().unwrap().set(3, 0);
+    pair.driver.lock().unwrap().granted.remove(&3);
+    for round in 0..4 {
+        let other = pair.lender.lend_buf(one).unwrap();
+        assert_eq!(other.in_place(), if round < 3 { 7 * PAGE } else { 8 * PAGE }, "round {round}");
+        pair.fetch(&other.ticket(), 0, 1 << 15, 7);
+        let mut into = vec![0; 1 << 15];
+        pair.other.fetch(&loan.ticket(), 0, &mut into).unwrap();
+    }
+    let driver = pair.driver.lock().unwrap();
+    assert!(driver.kept == driver.granted && driver.kept.len() == 16);
+}
+
+#[test]
 fn pages_that_cannot_be_granted_come_as_a_copy() {
     let pair = pair_with_driver();
     let len = 64 * 4096;
@@ -346,6 +387,10 @@ fn what_was_not_lent_for_longest_makes_room() {
     }
     let granted = |i: u64| pair.driver.lock().unwrap().granted.range(16 * i..16 * i + 16).count();
     assert_eq!([0, 1, 2, 3].map(granted), [16, 16, 0, 0]);
+    // Not at once: two that are lent in turn would take each other's.
+    drop(lend(2));
+    assert_eq!([0, 1, 2, 3].map(granted), [16, 16, 8, 0]);
+    (0..10).for_each(|_| drop((lend(1), lend(2))));
     let one = lend(1);
     let two = lend(2);
     assert_eq!([0, 1, 2, 3].map(granted), [0, 16, 16, 0]);
@@ -374,9 +419,11 @@ fn a_page_that_is_not_granted_any_more_is_not_believed() {
     // Whatever has its address now is granted anew.
     drop(loan);
     pair.driver.lock().unwrap().granted.remove(&10);
-    let loan = pair.lender.lend_buf(buf).unwrap();
-    assert_eq!(loan.in_place(), 23 * PAGE);
-    pair.fetch(&loan.ticket(), 0, 100_000, 4);
+    for round in 0..4 {
+        let loan = pair.lender.lend_buf(buf).unwrap();
+        assert_eq!(loan.in_place(), if round < 3 { 22 * PAGE } else { 23 * PAGE }, "round {round}");
+        pair.fetch(&loan.ticket(), 0, 100_000, 4);
+    }
 }
 
 #[test]

@@ -92,6 +92,25 @@ impl KeptPages {
         self.0.insert(page.page(), page).is_none()
     }
 
+    /// Takes those out that are not what was granted any more.
+    #[must_use]
+    pub fn take_lost(&mut self, own: &Own) -> Self {
+        let mut lost = BTreeMap::new();
+        self.0.retain(|number, page| {
+            let stands = own.pool.stands(own.owner, *page);
+            if !stands {
+                lost.insert(*number, *page);
+            }
+            stands
+        });
+        Self(lost)
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(crate) fn into_pages(self) -> impl Iterator<Item = Granted> {
         self.0.into_values()
     }

@@ -75,6 +75,7 @@ pub struct Table {
     at: u64,
     head: LineRef,
     entries: Chain,
+    is_left: bool,
 }
 
 impl Table {
@@ -87,7 +88,12 @@ impl Table {
         member.section().zero("registrations", at, registrations::BYTES)?;
         let head = member.section().line("registrations", at)?;
         let entries = Chain::new(REGISTRATIONS, MOST_CHUNKS as u64);
-        Ok(Self { member: Arc::clone(member), at, head, entries })
+        Ok(Self { member: Arc::clone(member), at, head, entries, is_left: false })
+    }
+
+    /// Leaves it where it is, as long as the attachment: its endpoint stays open, or is another process's.
+    pub fn leave(mut self) {
+        self.is_left = true;
     }
 
     /// Where it is, for an endpoint's block.
@@ -130,7 +136,7 @@ impl Table {
         let line = self.entry(number)?;
         let life = Life::unpack(line.words[0].peek());
         line.words[0].set(Life { state: State::Free, ..life }.pack());
-        // A reader that copies what the next range writes here must see this first (P5).
+        // A reader that copies what the next range writes here, or what the program puts into the memory next, must see this first (P5).
         crate::sync::release_fence();
         self.changed();
         self.entries.give(number);
@@ -144,8 +150,10 @@ impl Table {
 
 impl Drop for Table {
     fn drop(&mut self) {
-        self.entries.give_back(&self.member);
-        self.member.give(self.at, registrations::BYTES);
+        if !self.is_left {
+            self.entries.give_back(&self.member);
+            self.member.give(self.at, registrations::BYTES);
+        }
     }
 }
 
