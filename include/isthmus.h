@@ -453,8 +453,8 @@ int isthmus_ivc_resume(const struct isthmus_ivc *ivc);
 
 /*
  * Lends bytes to the other members of the group: a member that has the loan's ticket, which may be written to a channel, copies them by
- * isthmus_ivc_fetch(). In a VM with the guest driver and `isthmus run --grant` they are copied once, from where they are, from the second
- * loan of the same memory on; elsewhere they are copied now, too. They must not change, and not be freed, before isthmus_loan_end().
+ * isthmus_ivc_fetch(). In a VM with the guest driver and `isthmus run --grant` they are copied once, from where they are, once the same
+ * memory is lent again; elsewhere they are copied now, too. They must not change, and not be freed, before isthmus_loan_end().
  * 1 byte to 256 MiB. Errors: ISTHMUS_EINVAL, ISTHMUS_EFULL.
  */
 struct isthmus_loan;

@@ -2,7 +2,7 @@
 /*
  * Large blocks from one process to another: lent, so that their receiver copies them from where they are, and beside that through the
  * channel, which copies them twice. The receiver looks at all that it gets. In VMs with the guest driver and --grant a block is lent in
- * place from its second loan on; elsewhere the loan has a copy of it.
+ * place once it is lent again; elsewhere the loan has a copy of it.
  *
  *	cc -O2 lend.c $(pkg-config --cflags --libs isthmus) -o lend
  *	isthmus run --vms 2 --driver require --grant -n 2 -- ./lend 1048576 200

@@ -5,11 +5,12 @@
 //! bytes in those others, one behind the other. Without a driver all are such. A member that knows the loan's key copies from both, and
 //! believes what it has copied if the entries are still those that it read (P5), the pages are still granted, and the lender lives.
 //!
-//! To move a page costs more than to copy it, so a chunk of 64 KiB is granted once it is lent again. It stays granted, and kept for this
-//! process (a forked child gets a copy), when its loan ends: to lend it anew takes no system call. It is given up for another chunk, or
-//! at the context's end.
+//! To move a page costs more than to copy it, so pages are granted, in chunks of 64 KiB, once they are lent again. They stay granted, and
+//! kept for this process (a forked child gets a copy), when their loan ends: to lend them anew takes no system call. A chunk is given up
+//! for another one if it was not lent for long, and pages that come and go are asked for ever more seldom; so of more memory than there
+//! is room for, lent piece after piece, some stays granted, and the rest is copied.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -32,10 +33,14 @@ const COPIED: u64 = 1;
 /// Pages of a chunk, and its bytes.
 const PAGES: usize = 16;
 const CHUNK: u64 = PAGES as u64 * PAGE;
-/// Chunks that are remembered, beside those that are granted.
+/// Chunks that are remembered, or twice those that are granted or lent.
 const MOST_CHUNKS: usize = 8192;
-/// Chunks that are given up for one that is lent.
-const MOST_EVICTED: usize = 4;
+/// A chunk is given up for another one if so many were lent since, or twice as many as are granted where that is less.
+const MOST_AWAY: u64 = 512;
+/// A page that was lent so often before it was lost is worth as much as one that never was.
+const WORTH: u32 = 32;
+/// Most losses of a page that are counted.
+const MOST_LOST: u8 = 16;
 
 /// What names a loan: to be handed to the members that are to fetch from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -128,44 +133,64 @@ struct Parts {
     in_place: u64,
 }
 
-/// What is known of a chunk of the program's memory.
+/// What is known of a page of the program's memory.
+#[derive(Debug, Default, Clone, Copy)]
+struct Page {
+    granted: Option<Granted>,
+    /// How often it was lent, since it was last lost.
+    count: u32,
+    /// How often it was lost, or given up, in a row.
+    lost: u8,
+}
+
+impl Page {
+    /// It is not granted any more.
+    fn lose(&mut self, was_worth_it: bool) {
+        let lost = if was_worth_it { 0 } else { (self.lost + 1).min(MOST_LOST) };
+        *self = Self { granted: None, count: 0, lost };
+    }
+
+    /// Counts a loan. Gives whether it is to be asked for: it comes back, and is not granted. What could not be granted, or was lost
+    /// before, is asked for ever more seldom.
+    fn lend(&mut self) -> bool {
+        self.count = self.count.saturating_add(1);
+        self.granted.is_none() && self.count.is_power_of_two() && self.count >= 2 << self.lost
+    }
+}
+
+/// The same of a chunk.
 #[derive(Debug, Default)]
 struct Chunk {
-    /// How often each page was lent, since it was last lost.
-    counts: [u32; PAGES],
-    /// How often pages were lost.
-    lost: u32,
-    pages: [Option<Granted>; PAGES],
+    pages: [Page; PAGES],
     kept: KeptPages,
     /// In how many loans it is now.
     loans: u32,
-    /// If it has pages of the pool and is in no loan: when it was last.
-    idle: Option<u64>,
+    /// When it was last lent.
+    tick: u64,
 }
 
 impl Chunk {
-    /// Counts a loan of these pages. Gives whether one of them is to be asked for: it comes back and is not granted. What could not be
-    /// granted, or was lost before, is asked for ever more seldom.
-    fn count(&mut self, member: &Member, own: &Own, within: std::ops::Range<usize>) -> bool {
+    /// Lets go of what is not granted any more: what was at these addresses is nobody's. Gives whether there was any.
+    fn let_go(&mut self, member: &Member, own: &Own, address: u64) -> bool {
         let lost = self.kept.take_lost(own);
-        if !lost.is_empty() {
-            // What was at these addresses is nobody's any more.
-            member.release_kept(lost);
-            self.lost = (self.lost + 1).min(16);
-            for (page, count) in self.pages.iter_mut().zip(&mut self.counts) {
-                if page.is_some_and(|page| !own.pool.stands(own.owner, page)) {
-                    (*page, *count) = (None, 0);
-                }
+        if lost.is_empty() {
+            return false;
+        }
+        member.release_kept(lost);
+        for page in &mut self.pages {
+            if page.granted.is_some_and(|granted| !own.pool.stands(own.owner, granted)) {
+                page.lose(page.count >= WORTH);
             }
         }
-        let mut asks = false;
-        for number in within {
-            let Some(count) = self.counts.get_mut(number) else { break };
-            *count = count.saturating_add(1);
-            asks |= self.pages[number].is_none() && count.is_power_of_two() && *count >= 2 << self.lost;
-        }
-        asks
+        // Some may still be there, in the pool.
+        revoke(member, address);
+        true
     }
+}
+
+/// Has the pages of a chunk moved back that are not kept. What cannot be moved just now is granted until the program frees it.
+fn revoke(member: &Member, address: u64) {
+    let _ = member.revoke_pages(address, u32::try_from(PAGES).unwrap_or(0));
 }
 
 /// The loans of a context.
@@ -176,10 +201,13 @@ pub(crate) struct Lender {
     /// None before that was asked, and inside where this process cannot grant pages.
     own: Option<Option<Own>>,
     keys: u64,
+    /// Chunks that were lent.
     ticks: u64,
     chunks: HashMap<u64, Chunk>,
-    /// Those that are idle, by when they were last lent.
-    idle: BTreeMap<u64, u64>,
+    /// How many of them there may be before some are forgotten.
+    most: usize,
+    /// Those that have pages of the pool and are in no loan: when they were last lent, and their addresses.
+    idle: BTreeSet<(u64, u64)>,
 }
 
 impl Lender {
@@ -187,8 +215,9 @@ impl Lender {
     pub(crate) fn new(member: &Arc<Member>) -> isthmus_region::Result<(Self, u64)> {
         let table = Table::create(member)?;
         let at = table.offset();
-        let (chunks, idle) = (HashMap::new(), BTreeMap::new());
-        Ok((Self { table: Some(table), own: None, keys: 0, ticks: 0, chunks, idle }, at))
+        let (chunks, idle) = (HashMap::new(), BTreeSet::new());
+        let most = MOST_CHUNKS;
+        Ok((Self { table: Some(table), own: None, keys: 0, ticks: 0, chunks, most, idle }, at))
     }
 
     /// Gives all back; the endpoint has been closed.
@@ -232,10 +261,9 @@ impl Lender {
         for address in chunks() {
             self.ticks += 1;
             let chunk = self.chunks.entry(address).or_default();
+            self.idle.remove(&(chunk.tick, address));
+            chunk.tick = self.ticks;
             chunk.loans += 1;
-            if let Some(tick) = chunk.idle.take() {
-                self.idle.remove(&tick);
-            }
             parts.chunks.push(address);
         }
         for address in chunks() {
@@ -246,11 +274,12 @@ impl Lender {
             if let (Some(chunk), Some(into)) =
                 (self.chunks.get(&address), pages.get_mut(first..first + within.len()))
             {
-                into.copy_from_slice(&chunk.pages[within]);
+                into.iter_mut().zip(&chunk.pages[within]).for_each(|(into, page)| *into = page.granted);
             }
         }
-        if self.chunks.len() > MOST_CHUNKS + self.idle.len() + parts.chunks.len() {
-            self.chunks.retain(|_, chunk| chunk.loans > 0 || chunk.idle.is_some());
+        if self.chunks.len() > self.most {
+            self.chunks.retain(|_, chunk| chunk.loans > 0 || !chunk.kept.is_empty());
+            self.most = MOST_CHUNKS.max(2 * self.chunks.len());
         }
         pages
     }
@@ -258,41 +287,54 @@ impl Lender {
     /// Has pages of a chunk granted where they are to be.
     fn grant_chunk(&mut self, member: &Member, address: u64, within: std::ops::Range<usize>) {
         let (Some(Some(own)), Some(chunk)) = (&self.own, self.chunks.get_mut(&address)) else { return };
-        if !chunk.count(member, own, within.clone()) {
-            return;
-        }
-        for evicted in 0.. {
-            let Some(chunk) = self.chunks.get_mut(&address) else { break };
-            let mut asked = [None; PAGES];
-            let asked = &mut asked[..within.len()];
-            let from = address + within.start as u64 * PAGE;
-            let Ok(outcome) = member.keep_pages(from, asked, &mut chunk.kept) else { break };
-            for (page, asked) in chunk.pages[within.clone()].iter_mut().zip(asked) {
-                *page = asked.or(*page);
-            }
-            let away = 2 * (self.idle.len() as u64 + 1);
-            if !outcome.is_full || evicted == MOST_EVICTED || !self.evict(member, away) {
-                break;
-            }
+        chunk.let_go(member, own, address);
+        let asks = |page: &mut Page| page.lend();
+        if chunk.pages[within.clone()].iter_mut().map(asks).fold(false, |any, asks| any | asks)
+            && self.ask(member, address, within.clone())
+            && (self.sweep(member) || self.evict(member, MOST_AWAY.min(2 * (self.idle.len() as u64 + 1))))
+        {
+            self.ask(member, address, within);
         }
     }
 
-    /// Takes the pages back of the chunk that was not lent for longest, if as many others as `away` were lent since; gives whether it
-    /// did. So of more memory than there is room for, lent one piece after the other, some stays granted, and the rest is copied.
+    /// Asks for pages of a chunk. Gives whether there was no room for all.
+    fn ask(&mut self, member: &Member, address: u64, within: std::ops::Range<usize>) -> bool {
+        let Some(chunk) = self.chunks.get_mut(&address) else { return false };
+        let mut asked = [None; PAGES];
+        let asked = &mut asked[..within.len()];
+        let from = address + within.start as u64 * PAGE;
+        let Ok(outcome) = member.keep_pages(from, asked, &mut chunk.kept) else { return false };
+        for (page, asked) in chunk.pages[within].iter_mut().zip(asked) {
+            page.granted = asked.or(page.granted);
+        }
+        outcome.is_full
+    }
+
+    /// Lets go of pages of idle chunks that are not granted any more, as after free(3). Gives whether there were any.
+    fn sweep(&mut self, member: &Member) -> bool {
+        let Some(Some(own)) = &self.own else { return false };
+        let mut any = false;
+        let chunks = &mut self.chunks;
+        self.idle.retain(|(_, address)| {
+            let Some(chunk) = chunks.get_mut(address) else { return false };
+            any |= chunk.let_go(member, own, *address);
+            !chunk.kept.is_empty()
+        });
+        any
+    }
+
+    /// Takes the pages back of the chunk that was not lent for longest, if `away` others were lent since; gives whether it did.
     fn evict(&mut self, member: &Member, away: u64) -> bool {
-        let Some((tick, address)) = self.idle.first_key_value().map(|(tick, address)| (*tick, *address))
+        let Some((tick, address)) = self.idle.first().copied().filter(|(tick, _)| self.ticks - tick >= away)
         else {
             return false;
         };
-        if self.ticks - tick < away {
-            return false;
+        self.idle.remove(&(tick, address));
+        if let Some(chunk) = self.chunks.get_mut(&address) {
+            member.release_kept(std::mem::take(&mut chunk.kept));
+            chunk.pages.iter_mut().filter(|page| page.granted.is_some()).for_each(|page| page.lose(false));
         }
-        self.idle.remove(&tick);
-        if let Some(chunk) = self.chunks.remove(&address) {
-            member.release_kept(chunk.kept);
-        }
-        // What cannot be moved back just now is granted until the program frees it.
-        let _ = member.revoke_pages(address, u32::try_from(PAGES).unwrap_or(0));
+        revoke(member, address);
         true
     }
 
@@ -352,9 +394,7 @@ impl Lender {
             let Some(chunk) = self.chunks.get_mut(&address) else { continue };
             chunk.loans -= 1;
             if chunk.loans == 0 && !chunk.kept.is_empty() {
-                self.ticks += 1;
-                chunk.idle = Some(self.ticks);
-                self.idle.insert(self.ticks, address);
+                self.idle.insert((chunk.tick, address));
             }
         }
         for (at, bytes) in list.into_iter().chain(copy) {
@@ -555,8 +595,8 @@ impl Found {
 
 impl Context {
     /// Lends bytes to the other members of the group: who has the loan's ticket can copy them with [`Context::fetch`], and they are
-    /// copied once where this process may grant pages (in a VM with the guest driver, `isthmus run --grant`; [`Loan::in_place`]), from
-    /// the second loan of the same memory on. Elsewhere they are copied here, too.
+    /// copied once where this process may grant pages (in a VM with the guest driver, `isthmus run --grant`; [`Loan::in_place`]), once
+    /// the same memory is lent again. Elsewhere they are copied here, too.
     ///
     /// # Ordering
     /// What a member fetches is what the bytes are now: they cannot change while they are lent.
