@@ -453,8 +453,8 @@ int isthmus_ivc_resume(const struct isthmus_ivc *ivc);
 
 /*
  * Lends bytes to the other members of the group: a member that has the loan's ticket, which may be written to a channel, copies them by
- * isthmus_ivc_fetch(). In a VM with the guest driver and `isthmus run --grant` they are copied once, from where they are, once the same
- * memory is lent again; elsewhere they are copied now, too. They must not change, and not be freed, before isthmus_loan_end().
+ * isthmus_ivc_fetch(). In a VM with the guest driver and `isthmus run --grant` that is their only copy, as soon as the same memory is lent
+ * again and there is room for its pages; elsewhere they are copied now, too. They must not change, and not be freed, before isthmus_loan_end().
  * 1 byte to 256 MiB. Errors: ISTHMUS_EINVAL, ISTHMUS_EFULL.
  */
 struct isthmus_loan;
@@ -465,7 +465,7 @@ int isthmus_ivc_lend(const struct isthmus_ivc *ivc, const void *bytes, size_t le
 /* How many bytes of a loan are copied once; 0 for NULL. */
 uint64_t isthmus_loan_in_place(const struct isthmus_loan *loan);
 
-/* Ends a loan: who still fetches from it gets ISTHMUS_ENOTFOUND. Before isthmus_ivc_close(). NULL does nothing. */
+/* Ends a loan: a member that still fetches from it gets ISTHMUS_ENOTFOUND. Before isthmus_ivc_close(). NULL does nothing. */
 void isthmus_loan_end(struct isthmus_loan *loan);
 
 /*

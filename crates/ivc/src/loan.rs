@@ -1,4 +1,4 @@
-//! Loans: bytes of a program's own memory that other members of its group copy from where they are, at once or never.
+//! Loans: bytes of a program's own memory that other members of its group copy from where they are.
 //!
 //! A loan is an entry in the context's table of registrations ([`isthmus_region::registrations`]), or two: one for the pages that the
 //! guest driver has granted ([`isthmus_region::grants`]), with a list of all pages in which others are 0, and one for a copy of the
@@ -594,9 +594,9 @@ impl Found {
 }
 
 impl Context {
-    /// Lends bytes to the other members of the group: who has the loan's ticket can copy them with [`Context::fetch`], and they are
-    /// copied once where this process may grant pages (in a VM with the guest driver, `isthmus run --grant`; [`Loan::in_place`]), once
-    /// the same memory is lent again. Elsewhere they are copied here, too.
+    /// Lends bytes to the other members of the group: a member that has the loan's ticket copies them with [`Context::fetch`]. Where this
+    /// process may grant pages (in a VM with the guest driver, `isthmus run --grant`; [`Loan::in_place`]) that is their only copy, from the
+    /// second loan of the same memory on, while there is room for its pages. Elsewhere they are copied here, too.
     ///
     /// # Ordering
     /// What a member fetches is what the bytes are now: they cannot change while they are lent.
@@ -642,7 +642,7 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::LoanOver`] if the loan is over, or was while they were copied; [`Error::PeerDied`], [`Error::NoPeer`];
-    /// [`Error::Invalid`] for bytes that are not the loan's. What is in `into` then is nothing.
+    /// [`Error::Invalid`] for bytes that are not the loan's. What is in `into` then is of no use.
     pub fn fetch(&self, ticket: &Ticket, at: u64, into: &mut [u8]) -> Result<()> {
         self.fetch_into(ticket, at, Into::Slice(into))
     }

@@ -1,7 +1,8 @@
 //! Completion queues, as in fi_cq(3).
 //!
 //! Reading a queue makes the progress of the endpoints that are bound to it, in both directions, but for a few reads in a row of
-//! short operations that completed in their calls ([`UNMOVED`]); there is no other progress. A queue grows as needed: its size is a hint, and it is never overrun.
+//! short operations that completed in their calls ([`UNMOVED`]); there is no other progress. A queue grows as needed: its size is a
+//! hint, and it is never overrun.
 //!
 //! A completion that failed stays at the queue's front, and reads answer `-FI_EAVAIL`, until `fi_cq_readerr` takes it.
 //!
