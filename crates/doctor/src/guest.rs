@@ -42,7 +42,7 @@ pub fn examine(system: &System) -> Vec<Finding> {
     findings
 }
 
-fn device(Ivshmem { folder, bytes, doorbell }: &Ivshmem) -> Finding {
+fn device(Ivshmem { folder, bytes, doorbell, slot: _ }: &Ivshmem) -> Finding {
     let check = DEVICE;
     let name = name_of(folder);
     let driver = driver_of(folder);

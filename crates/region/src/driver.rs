@@ -189,6 +189,14 @@ impl Driver {
         self
     }
 
+    /// The same for a device that has nothing but the shared section.
+    #[must_use]
+    pub(crate) fn faulting(mut self) -> Self {
+        self.ranges =
+            vec![Range { offset: 0, bytes: self.info.bytes, flags: READ | WRITE | FAULTS, reserved: 0 }];
+        self
+    }
+
     /// Says which member this VM is.
     ///
     /// # Errors
@@ -380,7 +388,7 @@ pub struct Ringer {
 }
 
 impl Ringer {
-    /// With the region's first file, if that is the driver's.
+    /// With the file of the VM's own section, if that is the driver's.
     pub fn of(file: OwnedFd, region: &Region) -> Option<Self> {
         info(&file).ok()?;
         Some(Self { file: Kept::new(file), region: region.clone() })

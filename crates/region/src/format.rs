@@ -50,6 +50,8 @@ pub struct Field {
 pub const MAGIC: u64 = u64::from_le_bytes(*b"ISTHMUS1");
 /// "PEERDIR1" in memory.
 pub const DIRECTORY_MAGIC: u64 = u64::from_le_bytes(*b"PEERDIR1");
+/// "ISTHMUSS" in memory: a file of sections that has nothing there yet.
+pub const SECTION_MAGIC: u64 = u64::from_le_bytes(*b"ISTHMUSS");
 /// How much of a program's name a process's area keeps.
 pub const PROGRAM_BYTES: usize = 24;
 /// The version that this code reads and writes.

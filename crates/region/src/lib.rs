@@ -3,8 +3,8 @@
 //! - [`format`](mod@format): every field with its offset, size and writer; `docs/region-format.md` is the same table in prose.
 //! - [`mapping`]: a mapped region and checked views of it. An offset read from a region is a claim; it becomes a
 //!   view only here.
-//! - [`source`]: where a region comes from: host memory, or the BAR of an ivshmem device; `files`: the files that its sections lie
-//!   in, each mapped when it is first used.
+//! - [`source`]: where a region comes from: host memory, or the BAR of an ivshmem device; [`isolated`]: or of several; `files`: the
+//!   files that its sections lie in, each mapped when it is first used.
 //! - [`create`]: making a region's memory and writing its header, as the host service does; [`huge`]: in huge pages.
 //! - [`membership`]: the peers of a region and their sections, as every member reads them.
 //! - [`directory`]: one peer's section: endpoints, areas, activity words; as its local service writes it and as
@@ -46,6 +46,7 @@ pub mod grants;
 pub mod holds;
 pub mod huge;
 pub mod image;
+pub mod isolated;
 pub mod kept;
 pub mod local;
 pub mod mapping;

@@ -101,6 +101,9 @@ pub struct Ivshmem {
     pub bytes: u64,
     /// Whether it has doorbells (BAR1 is present).
     pub doorbell: bool,
+    /// The number of the slot that its root port has, where that can be read, which takes root. QEMU says it, and nothing that a
+    /// VM writes changes it.
+    pub slot: Option<u32>,
 }
 
 impl Ivshmem {
@@ -134,6 +137,7 @@ impl Ivshmem {
             folder: folder.to_path_buf(),
             bytes: size("resource2").unwrap_or(0),
             doorbell: size("resource1").is_some(),
+            slot: port_of(folder).and_then(|port| slot_in(&std::fs::read(port.join("config")).ok()?)),
         })
     }
 
@@ -157,11 +161,52 @@ impl Ivshmem {
     /// # Errors
     /// [`Error::Service`] naming file and cause.
     pub fn open(&self) -> Result<OneFile> {
-        let path = self.folder.join("resource2");
-        let file = OpenOptions::new().read(true).write(true).open(&path);
-        let file = file.map_err(|e| failed("open the shared memory device", &path, &e))?;
-        Ok(OneFile::new(file.into(), self.bytes))
+        Ok(OneFile::new(self.memory(true)?, self.bytes))
     }
+
+    /// A descriptor of the shared memory; needs root.
+    ///
+    /// # Errors
+    /// [`Error::Service`] naming file and cause.
+    pub(crate) fn memory(&self, to_write: bool) -> Result<OwnedFd> {
+        let path = self.folder.join("resource2");
+        let file = OpenOptions::new().read(true).write(to_write).open(&path);
+        Ok(file.map_err(|e| failed("open the shared memory device", &path, &e))?.into())
+    }
+}
+
+/// The folder of the port that a device is behind.
+fn port_of(folder: &Path) -> Option<PathBuf> {
+    std::fs::canonicalize(folder).ok()?.parent().map(Path::to_path_buf)
+}
+
+/// The number of a port's slot, as its configuration space says (PCI Express Base Specification, 7.5.3: the Slot Implemented bit
+/// of the capabilities register, and the Physical Slot Number of the slot capabilities); none for what is no port with a slot.
+fn slot_in(config: &[u8]) -> Option<u32> {
+    const STATUS: usize = 0x06;
+    const HAS_LIST: u8 = 0x10;
+    const LIST: usize = 0x34;
+    const EXPRESS: u8 = 0x10;
+    /// A list has no more entries than fit into the space; one that goes round in a circle ends here.
+    const MOST: usize = 48;
+    let byte = |at: usize| config.get(at).copied();
+    if byte(STATUS)? & HAS_LIST == 0 {
+        return None;
+    }
+    let mut at = usize::from(byte(LIST)? & 0xfc);
+    for _ in 0..MOST {
+        if at == 0 {
+            break;
+        }
+        if byte(at)? == EXPRESS {
+            let has_slot = byte(at + 3)? & 1 != 0;
+            let word = config.get(at + 0x14..at + 0x18)?;
+            let number = u32::from_le_bytes(word.try_into().ok()?) >> 19;
+            return has_slot.then_some(number);
+        }
+        at = usize::from(byte(at + 1)? & 0xfc);
+    }
+    None
 }
 
 fn failed(action: &'static str, path: &Path, e: &std::io::Error) -> Error {
@@ -189,6 +234,8 @@ mod tests {
         put("0000:02:00.0", "resource1", "");
         put("0000:02:00.0", "resource2", "12345678");
         put("0000:02:00.0", "enable", "0\n");
+        // Both are behind a folder that is no port.
+        assert!(Ivshmem::below(root.path()).iter().all(|device| device.slot.is_none()));
         let [first, second] = <[Ivshmem; 2]>::try_from(Ivshmem::below(root.path())).unwrap();
         assert!(first.folder.ends_with("0000:01:00.0") && first.bytes == 0 && !first.doorbell);
         assert!(second.folder.ends_with("0000:02:00.0") && second.bytes == 8 && second.doorbell);
@@ -196,5 +243,41 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&enable).unwrap(), "0\n", "looking changes nothing");
         second.switch_on().unwrap();
         assert_eq!(std::fs::read_to_string(&enable).unwrap(), "1");
+    }
+
+    #[test]
+    fn a_ports_slot_is_read_from_its_configuration() {
+        let mut config = [0_u8; 256];
+        assert_eq!(slot_in(&config), None);
+        config[0x06] = 0x10;
+        config[0x34] = 0x40;
+        // Another capability first.
+        (config[0x40], config[0x41]) = (0x05, 0x60);
+        (config[0x60], config[0x63]) = (0x10, 0x01);
+        config[0x74..0x78].copy_from_slice(&((37_u32 << 19) | 0x7b).to_le_bytes());
+        assert_eq!(slot_in(&config), Some(37));
+        assert_eq!(slot_in(&config[..64]), None, "what anybody may read");
+        config[0x63] = 0;
+        assert_eq!(slot_in(&config), None, "a port without a slot");
+        (config[0x60], config[0x61]) = (0x05, 0x40);
+        assert_eq!(slot_in(&config), None, "a list that has no end");
+    }
+
+    #[test]
+    fn a_device_has_the_slot_of_its_port() {
+        let root = tempfile::tempdir().unwrap();
+        let real = root.path().join("sys/devices/pci0000:00/0000:00:04.0/0000:01:00.0");
+        std::fs::create_dir_all(&real).unwrap();
+        std::fs::write(real.join("vendor"), "0x1af4\n").unwrap();
+        std::fs::write(real.join("device"), "0x1110\n").unwrap();
+        let mut config = [0_u8; 256];
+        (config[0x06], config[0x34]) = (0x10, 0x40);
+        (config[0x40], config[0x43]) = (0x10, 0x01);
+        config[0x54..0x58].copy_from_slice(&(3_u32 << 19).to_le_bytes());
+        std::fs::write(real.parent().unwrap().join("config"), config).unwrap();
+        let links = root.path().join("sys/bus/pci/devices");
+        std::fs::create_dir_all(&links).unwrap();
+        std::os::unix::fs::symlink(&real, links.join("0000:01:00.0")).unwrap();
+        assert_eq!(Ivshmem::below(root.path())[0].slot, Some(3));
     }
 }
