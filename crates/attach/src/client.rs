@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use isthmus_region::driver::Ringer;
+use isthmus_region::driver::{self, Ringer};
 use isthmus_region::mapping::Mapping;
 use isthmus_region::member::Member;
 use isthmus_region::membership::Region;
@@ -59,8 +59,27 @@ pub fn connect_at(path: &Path) -> Result<Arc<Member>> {
     let [region]: [OwnedFd; 1] =
         fds.try_into().map_err(|_| Error::BadFrame { what: "not the one descriptor of a Welcome" })?;
     let (map, found) = map(&region, &welcome)?;
-    let client = Client::new(connection, path, welcome.former > 0, Ringer::of(region, &found));
+    let own = found.peer(welcome.peer)?.map_or(0, |peer| peer.file);
+    // What rings, and grants pages, is the device with the own section. Where the driver has one it has all.
+    let device = match own {
+        0 => Some(region),
+        file if driver::bytes(region.as_fd()).is_some() => Some(file_of(&mut connection, file)?),
+        _ => None,
+    };
+    let ringer = device.and_then(|device| Ringer::of(device, &found));
+    let client = Client::new(connection, path, welcome.former > 0, ringer);
     Ok(Member::new(&map, welcome.peer, welcome.grant, Box::new(client))?)
+}
+
+/// A file of the region other than the first, for a process that has been welcomed.
+fn file_of(connection: &mut Connection, index: u32) -> Result<OwnedFd> {
+    match connection.ask(&Request::File { index }, None)? {
+        (Reply::File, fds) => {
+            fds.into_iter().next().ok_or(Error::BadFrame { what: "no descriptor of a file" })
+        }
+        (Reply::Refused { code, text }, _) => Err(Error::Refused { code, text }),
+        _ => Err(Error::BadFrame { what: "not the answer to File" }),
+    }
 }
 
 /// A region as an observer gets it.

@@ -55,7 +55,7 @@ impl Loop {
             }
             (Some(_), Request::Wake { slot }) => return self.wake_endpoint(GlobalSlot(slot)),
             (Some(_), Request::Ring { peers, place }) => return self.ring_place(peers, place),
-            (Some(_), Request::File { index }) => return self.give_file(key, sequence, index),
+            (Some(area), Request::File { index }) => return self.give_file(key, sequence, area, index),
             (Some(_), Request::Process { slot, incarnation }) => {
                 return self.give_process(key, sequence, slot, incarnation);
             }
@@ -171,9 +171,9 @@ impl Loop {
     }
 
     /// Gives the client a descriptor of a file of the region, and keeps none.
-    fn give_file(&mut self, key: u64, sequence: u64, index: u32) {
+    fn give_file(&mut self, key: u64, sequence: u64, area: u32, index: u32) {
         let Some(client) = self.clients.get(&key) else { return };
-        let file = match self.config.source.file(index) {
+        let file = match self.config.source.file_for_area(index, area) {
             Ok(file) => file,
             Err(e) => return self.answer(key, &refusal(&e).encode(sequence)),
         };
