@@ -54,6 +54,10 @@
 
 /* What a region begins with: "ISTHMUS1". */
 #define MAGIC 0x3153554d48545349ull
+/* The first word of other files of a region, each of which is a device of its own in isolated mode: what the host service has
+ * put there, or the directory of the member whose section begins there. */
+#define SECTION_MAGIC 0x5353554d48545349ull
+#define DIRECTORY_MAGIC 0x3152494452454550ull
 
 #define MOST_VECTORS 8
 /* A vector that interrupts this often within a window is off for a pause. */
@@ -1916,13 +1920,25 @@ static int region_inode(struct region *r)
 	return 0;
 }
 
+/* Whether what is in the memory is a region's. */
+static bool region_is_there(struct region *r)
+{
+	u64 first = le64_to_cpu(READ_ONCE(*(__le64 *)r->memory));
+
+	return first == MAGIC || first == SECTION_MAGIC || first == DIRECTORY_MAGIC;
+}
+
 static int region_vectors(struct region *r)
 {
 	unsigned int i;
-	int error, count = pci_alloc_irq_vectors(r->device, 1, MOST_VECTORS, PCI_IRQ_MSIX);
+	int error, count;
 
+	/* An ivshmem-plain device: another member's section, which is only mapped. */
+	if (!r->device->msix_cap)
+		return 0;
+	count = pci_alloc_irq_vectors(r->device, 1, MOST_VECTORS, PCI_IRQ_MSIX);
 	if (count < 0) {
-		dev_err(&r->device->dev, "it has no interrupts: it is no ivshmem-doorbell device\n");
+		dev_err(&r->device->dev, "it has interrupts, and none can be had\n");
 		return count;
 	}
 	for (i = 0; i < count; i++) {
@@ -2030,7 +2046,7 @@ static int isthmus_probe(struct pci_dev *device, const struct pci_device_id *id)
 	if (error)
 		goto unmap;
 	error = -ENODEV;
-	if (le64_to_cpu(READ_ONCE(*(__le64 *)r->memory)) != MAGIC) {
+	if (!region_is_there(r)) {
 		dev_info(&device->dev, "no isthmus region is in it\n");
 		goto forget;
 	}
