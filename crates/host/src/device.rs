@@ -1,10 +1,11 @@
 //! What a VM needs to join: the device, as QEMU's options and as libvirt's XML, and the conditions around it.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use isthmus_attach::ring::PORT;
-use isthmus_vm::ivshmem::{Ivshmem, MODEL, with_path};
+use isthmus_region::isolated::slot_of;
+use isthmus_vm::ivshmem::{Ivshmem, MODEL, Section, with_path};
 
 /// What the parts' names begin with, and the root port's number, which no other of the VM's should have.
 const ID: &str = "isthmus";
@@ -24,22 +25,120 @@ pub struct Device {
     pub region_bytes: u64,
     /// Doorbell vectors.
     pub vectors: u16,
+    /// In isolated mode, which file of the region the device has, and all others.
+    pub isolated: Option<(u32, Vec<File>)>,
+}
+
+/// A file of an isolated region that a VM gets as a device of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct File {
+    /// Its number.
+    pub number: u32,
+    /// What is in it.
+    pub what: What,
+    /// Where it can be opened.
+    pub path: PathBuf,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+/// What is in a file of an isolated region.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum What {
+    /// The header and the tables, which the host service writes.
+    Region,
+    /// What all members write.
+    Shared,
+    /// The section of the member with this name.
+    Of(String),
+}
+
+impl std::fmt::Display for What {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Region => f.write_str("region"),
+            Self::Shared => f.write_str("shared"),
+            Self::Of(name) => write!(f, "of-{name}"),
+        }
+    }
+}
+
+impl What {
+    fn of(text: &str) -> Option<Self> {
+        match text {
+            "region" => Some(Self::Region),
+            "shared" => Some(Self::Shared),
+            _ => text.strip_prefix("of-").map(|name| Self::Of(name.to_owned())),
+        }
+    }
+}
+
+impl File {
+    /// The file of an isolated region, by the link that its service has made beside its sockets: `PREFIX-NUMBER.WHAT`.
+    fn of_link(path: PathBuf, prefix: &str) -> Option<Self> {
+        let name = path.file_name()?.to_str()?;
+        let (number, what) = name.strip_prefix(prefix)?.strip_prefix('-')?.split_once('.')?;
+        let (number, what) = (number.parse().ok()?, What::of(what)?);
+        // Through the link: none if the service is gone.
+        let bytes = std::fs::metadata(&path).ok()?.len();
+        Some(Self { number, what, path, bytes })
+    }
+
+    /// The name of its link.
+    pub(crate) fn link(common: &Path, number: u32, what: &What) -> PathBuf {
+        let mut path = common.as_os_str().to_owned();
+        path.push(format!("-{number}.{what}"));
+        path.into()
+    }
+
+    /// All files of the isolated region whose links begin with `common`, in order. None if there is none.
+    pub fn beside(common: &Path) -> Vec<Self> {
+        let prefix = common.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let entries = common.parent().and_then(|folder| std::fs::read_dir(folder).ok());
+        let entries = entries.into_iter().flatten().flatten();
+        let mut all: Vec<_> = entries.filter_map(|entry| Self::of_link(entry.path(), prefix)).collect();
+        all.sort_by_key(|file| file.number);
+        all
+    }
 }
 
 impl Device {
-    fn ivshmem(&self) -> Ivshmem {
-        Ivshmem { socket: self.socket.clone(), region_bytes: self.region_bytes, vectors: self.vectors.into() }
+    /// The same device in an isolated region that has these files, for the VM with this name; none if it has no section there.
+    pub fn isolated_as(self, name: &str, files: Vec<File>) -> Option<Self> {
+        let is_own = |file: &File| file.what == What::Of(name.to_owned());
+        let (own, others): (Vec<_>, Vec<_>) = files.into_iter().partition(is_own);
+        let own = own.into_iter().next()?;
+        Some(Self { region_bytes: own.bytes, isolated: Some((own.number, others)), ..self })
+    }
+
+    /// For QEMU's command line.
+    pub fn ivshmem(&self) -> Ivshmem {
+        let section = |file: &File| Section {
+            slot: slot_of(file.number),
+            path: file.path.clone(),
+            bytes: file.bytes,
+            is_writable: file.what == What::Shared,
+        };
+        let isolated = self.isolated.as_ref();
+        Ivshmem {
+            socket: self.socket.clone(),
+            region_bytes: self.region_bytes,
+            vectors: self.vectors.into(),
+            isolated: isolated.map(|(own, files)| (slot_of(*own), files.iter().map(section).collect())),
+        }
     }
 
     /// The options for QEMU's command line, one a line.
     pub fn qemu(&self) -> String {
-        let [chardev, port, device] = self.ivshmem().options(ID, CHASSIS);
+        let mut lines = self.ivshmem().options(ID, CHASSIS);
         let bus = format!("{ID}-serial");
-        let serial = ("-device", format!("virtio-serial-pci,id={bus}").into());
-        let wake = ("-chardev", with_path(&format!("socket,id={ID}-wake,path="), &self.wake, ""));
-        let end = ("-device", format!("virtserialport,bus={bus}.0,chardev={ID}-wake,name={PORT}").into());
-        let lines = [chardev, port, device, serial, wake, end];
-        let lines = lines.map(|(option, value)| format!("{option} {}", value.display()));
+        lines.extend([
+            ("-device", format!("virtio-serial-pci,id={bus}").into()),
+            ("-chardev", with_path(&format!("socket,id={ID}-wake,path="), &self.wake, "")),
+            ("-device", format!("virtserialport,bus={bus}.0,chardev={ID}-wake,name={PORT}").into()),
+        ]);
+        let lines: Vec<_> =
+            lines.into_iter().map(|(option, value)| format!("{option} {}", value.display())).collect();
         lines.join(" \\\n") + "\n"
     }
 
@@ -79,7 +178,10 @@ impl Device {
 
     /// What else such a VM needs, one item each.
     pub fn needs(&self) -> Vec<String> {
-        vec![
+        let opened = "the right to open the files that the lines with memory-backend-file name: QEMU runs as the service's user, or as \
+             root, in isolated mode.";
+        let isolated = self.isolated.is_some().then(|| opened.to_owned());
+        let usual = vec![
             "machine type q35. The root port with its 64-bit window puts the region's memory above 4 GiB; below, \
              firmware makes it uncacheable."
                 .into(),
@@ -98,7 +200,8 @@ impl Device {
              along and write it over the one that all members use then. Unplug the device before, or switch QEMU's capability \
              x-ignore-shared on, on both sides (docs/threat-model.md)."
                 .into(),
-        ]
+        ];
+        usual.into_iter().chain(isolated).collect()
     }
 
     /// All of it as text for people.
@@ -106,13 +209,25 @@ impl Device {
         let mut text = String::new();
         // Writing to a string cannot fail.
         let _ = writeln!(text, "On QEMU's command line:\n\n{}", indented(&self.qemu()));
-        let _ = writeln!(
-            text,
-            "or in libvirt's XML, among the <devices>:\n\n{}\n\
+        if self.isolated.is_some() {
+            let _ = writeln!(
+                text,
+                "libvirt has no element for memory that a VM cannot write; its <qemu:commandline> takes the options above, for a QEMU \
+                 that runs as the service's user.\n"
+            );
+        }
+        let libvirt = self.isolated.is_none();
+        let _ = if libvirt {
+            writeln!(
+                text,
+                "or in libvirt's XML, among the <devices>:\n\n{}\n\
              and, as the last element of <domain> (libvirt 8.2 or newer):\n\n{}",
-            indented(&self.libvirt_devices()),
-            indented(&self.libvirt_override())
-        );
+                indented(&self.libvirt_devices()),
+                indented(&self.libvirt_override())
+            )
+        } else {
+            Ok(())
+        };
         let _ = writeln!(text, "What else the VM needs:\n");
         for need in self.needs() {
             let _ = writeln!(text, "  - {need}");
@@ -135,7 +250,7 @@ mod tests {
     use super::*;
 
     fn device(socket: &str, region_bytes: u64) -> Device {
-        Device { socket: socket.into(), wake: "/w".into(), region_bytes, vectors: 1 }
+        Device { socket: socket.into(), wake: "/w".into(), region_bytes, vectors: 1, isolated: None }
     }
 
     #[test]
@@ -150,5 +265,39 @@ mod tests {
         let odd = device("/a,b/it's&<", 1);
         assert!(odd.qemu().contains("path=/a,,b/it's&< "));
         assert!(odd.libvirt_devices().contains("path='/a,b/it&apos;s&amp;&lt;'"));
+    }
+
+    #[test]
+    fn a_vm_of_an_isolated_region_gets_its_own_file_and_reads_the_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let common = dir.path().join("s.section");
+        let of = |name: &str| What::Of(name.to_owned());
+        // A VM may have any name.
+        let files = [
+            (What::Region, 4096),
+            (What::Shared, 8192),
+            (of("host"), 4096),
+            (of("red"), 16384),
+            (of("shared"), 16384),
+        ];
+        for (number, (what, bytes)) in (0..).zip(files) {
+            std::fs::write(File::link(&common, number, &what), vec![0; bytes]).unwrap();
+        }
+        std::os::unix::fs::symlink("/nowhere", File::link(&common, 5, &of("gone"))).unwrap();
+        std::fs::write(dir.path().join("s.section-x.y"), "").unwrap();
+        let found = File::beside(&common);
+        assert_eq!(found.len(), 5);
+        let is = |name| device("/s", 1).isolated_as(name, found.clone());
+        assert!(is("green").is_none() && is("region").is_none());
+        let lines = is("red").unwrap().qemu();
+        for part in ["slot=4", "slot=1", "slot=2", "slot=3", "slot=5"] {
+            assert_eq!(lines.matches(part).count(), 1, "{part}: {lines}");
+        }
+        assert_eq!(
+            (lines.matches("readonly=on").count(), lines.matches("memory-backend-file").count()),
+            (3, 4)
+        );
+        assert!(lines.contains("size=8192,share=on,mem-path="), "the shared one is written: {lines}");
+        assert!(is("red").unwrap().text().contains("qemu:commandline"));
     }
 }

@@ -23,6 +23,32 @@ pub enum Error {
     /// Separate sections, and VMs.
     #[error("separate sections are for processes of the host alone: drop --separate-sections, or the VMs")]
     SeparateVms,
+    /// Separate sections, and an isolated region.
+    #[error(
+        "--separate-sections is for processes of the host, --isolated for VMs: drop the one or the other"
+    )]
+    SeparateIsolated,
+    /// An isolated region without VMs.
+    #[error("--isolated is for VMs: say how many may join (--vms)")]
+    IsolatedAlone,
+    /// An isolated region for more VMs than there are ports for.
+    #[error(
+        "an isolated region is for {most} VMs at most, each of which has a device for each other one; {vms} are too many"
+    )]
+    IsolatedMany {
+        /// VMs that may join.
+        vms: usize,
+        /// Most of them.
+        most: usize,
+    },
+    /// A device of an isolated region for no VM in particular.
+    #[error("the region is isolated, so each VM has devices of its own: say which VM with --name")]
+    NoNameIsolated,
+    /// libvirt's elements for an isolated region.
+    #[error(
+        "libvirt has no element for memory that a VM cannot write: use --format qemu in its <qemu:commandline>"
+    )]
+    NoLibvirtIsolated,
     /// Separate sections take more descriptors than there may be.
     #[error(
         "separate sections of {peers} processes take some {needed} descriptors, and this process may have {allowed}: raise the limit (ulimit -n {needed})"

@@ -22,16 +22,17 @@ pub(crate) struct Memfds {
 
 impl Memfds {
     /// Makes and fills a file of each length. If there are several, those that are given out for reading shall not be opened again
-    /// for writing, which the owner of a file can only do once its mode says so.
-    pub(crate) fn create(lengths: &[u64], huge_pages: Option<u64>) -> Result<Arc<Self>> {
-        let make = |bytes: &u64| {
+    /// for writing, which the owner of a file can only do once its mode says so: all but the one that is `opened` by others of this user
+    /// to be written, if there is one.
+    pub(crate) fn create(lengths: &[u64], opened: Option<u32>, huge_pages: Option<u64>) -> Result<Arc<Self>> {
+        let make = |(index, bytes): (u32, &u64)| {
             let file = create::memory_in(*bytes, huge_pages)?;
-            if lengths.len() > 1 {
+            if lengths.len() > 1 && Some(index) != opened {
                 rustix::fs::fchmod(&file, Mode::RUSR).map_err(failed("close a file of the region"))?;
             }
             Ok(file)
         };
-        let files = lengths.iter().map(make).collect::<Result<_>>()?;
+        let files = (0..).zip(lengths).map(make).collect::<Result<_>>()?;
         Ok(Arc::new(Self { files, bytes: lengths.first().copied().unwrap_or(0) }))
     }
 
@@ -43,6 +44,11 @@ impl Memfds {
     /// The first file.
     pub(crate) fn first(&self) -> &OwnedFd {
         &self.files[0]
+    }
+
+    /// All of them, in order.
+    pub(crate) fn all(&self) -> &[OwnedFd] {
+        &self.files
     }
 }
 

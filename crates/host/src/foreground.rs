@@ -59,6 +59,7 @@ impl Options {
         config.remove_orphans = self.remove_orphans;
         config.ivshmem_socket = Some(ivshmem_socket(&attach));
         config.wake_socket = Some(wake_socket(&attach));
+        config.section_links = Some(section_links(&attach));
         config.attach_socket = Some(attach);
         config.host_ranks = each;
         let name = |i: u32| {
@@ -101,6 +102,13 @@ pub fn ivshmem_socket(attach: &Path) -> PathBuf {
 pub fn wake_socket(attach: &Path) -> PathBuf {
     let mut path = attach.as_os_str().to_owned();
     path.push(".wake");
+    path.into()
+}
+
+/// What the links to the files of that service's region begin with, if it is isolated.
+pub fn section_links(attach: &Path) -> PathBuf {
+    let mut path = attach.as_os_str().to_owned();
+    path.push(".section");
     path.into()
 }
 
@@ -159,6 +167,12 @@ pub fn instructions(service: &Service) -> String {
     {
         let _ = if others.is_empty() {
             writeln!(text, "The VM '{first}' gets this device.")
+        } else if service.is_isolated() {
+            let others = others.join(", ");
+            writeln!(
+                text,
+                "The VM '{first}' gets these devices; those of the others, `isthmus vm device --name NAME` prints: {others}."
+            )
         } else {
             let others = others.join(", ");
             writeln!(
@@ -166,6 +180,10 @@ pub fn instructions(service: &Service) -> String {
                 "Each VM gets this device, with its own name in place of {first} in both paths: {others}."
             )
         };
+        if service.is_isolated() {
+            let _ = writeln!(text, "\n{}", device.text());
+            return text;
+        }
         let common = service.device();
         let _ = writeln!(
             text,

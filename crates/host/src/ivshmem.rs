@@ -60,8 +60,8 @@ pub(crate) struct Config {
     pub mode: u32,
     /// Group of the sockets, if not the service's own.
     pub group: Option<u32>,
-    /// The region's descriptor.
-    pub region: OwnedFd,
+    /// The memory of each member's device, by its number.
+    pub memory: Vec<Arc<OwnedFd>>,
     /// Interrupt vectors of each device.
     pub vectors: u16,
     /// Tells VMs of their joining and end, and rings all peers when a VM is gone.
@@ -170,7 +170,6 @@ struct Loop {
     epoll: OwnedFd,
     stop: Arc<Flag>,
     listeners: Vec<OwnedFd>,
-    region: Arc<OwnedFd>,
     links: HashMap<u64, Link>,
     next_key: u64,
     unwatched_until: Option<Instant>,
@@ -197,10 +196,6 @@ impl Server {
             watch(&listener, key)?;
             listeners.push(listener);
         }
-        let copy = config.region.try_clone().map_err(|e| Error::System {
-            action: "copy the region's descriptor",
-            source: Errno::from_io_error(&e).unwrap_or(Errno::IO),
-        })?;
         let stop = Arc::new(Flag::default());
         let state = Loop {
             config,
@@ -209,7 +204,6 @@ impl Server {
             epoll,
             stop: Arc::clone(&stop),
             listeners,
-            region: Arc::new(copy),
             links: HashMap::new(),
             next_key: FIRST_LINK,
             unwatched_until: None,
@@ -374,7 +368,8 @@ impl Loop {
             }
         };
         let mut link = Link::new(socket, member, vectors.clone());
-        link.queue.push_back(Message::with(SHARED_MEMORY, &self.region));
+        let memory = usize::try_from(member).ok().and_then(|member| self.config.memory.get(member));
+        link.queue.extend(memory.map(|memory| Message::with(SHARED_MEMORY, memory)));
         // The host is the first, so that it needs no place among `ids`.
         if let Some(id) = link.id() {
             let own = self.config.router.doorbells().own();

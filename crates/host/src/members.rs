@@ -119,6 +119,15 @@ fn pool_at(section: &PeerSection, shape: &Shape) -> Option<u64> {
     (bytes > 0 && directory::pages_fit(shape, section.len(), pages, bytes)).then_some(pages)
 }
 
+/// Says at the beginning of a file other than the first, where a section begins, that it is a region's: the guest driver takes no
+/// other device.
+pub(crate) fn mark(file: u32, section: &Section) -> Result<()> {
+    if file > 0 {
+        section.word("section", 0)?.set(format::SECTION_MAGIC);
+    }
+    Ok(())
+}
+
 /// Waits until no process changes memory of a member's former life any more, which takes a moment. Gives up on a
 /// process that has stopped in the middle of it.
 fn wait_for_holds(region: &Region, index: u32, name: &str) -> Result<()> {
@@ -255,6 +264,7 @@ impl Members {
         let slot = &mut self.slots[index as usize];
         let Place { file, section, bytes } = slot.place;
         let name = &self.known[slot.holder].name;
+        let is_first = !slot.used;
         if slot.used {
             wait_for_holds(self.writer.region(), index, name)?;
             let whole =
@@ -266,6 +276,8 @@ impl Members {
                 Begins::WithPages => slot.pool.unwrap_or(bytes),
             };
             section.zero("section", 0, bytes)?;
+            // Before the member sees that it may begin.
+            mark(file, &section)?;
         }
         slot.used = true;
         slot.refused = false;
@@ -275,8 +287,13 @@ impl Members {
         }
         let new = NewPeer { file, section, section_bytes: bytes, is_vm, name };
         let incarnation = self.writer.add(index, &new)?;
+        if is_first {
+            // Nobody is there yet.
+            mark(file, &self.own_section(index)?)?;
+        }
         if let Some(names) = &self.names {
-            names.with(|r| r.joined(index, name, is_vm));
+            let name = self.name(index).to_owned();
+            names.with(|r| r.joined(index, &name, is_vm));
         }
         Ok(incarnation)
     }
@@ -428,7 +445,7 @@ mod tests {
         let shape = Shape::new(bytes, [1, 2], u32::try_from(names.len()).unwrap(), 64).unwrap();
         let shape = shape.with_shared(1 << 20, 16).unwrap();
         let plan = crate::plan::together(shape, &vec![1; names.len()]).unwrap();
-        let files = crate::files::Memfds::create(&plan.lengths, None).unwrap();
+        let files = crate::files::Memfds::create(&plan.lengths, None, None).unwrap();
         let map = Mapping::map(files.first().as_fd(), bytes).unwrap();
         let names = names.iter().map(|name| (*name).to_owned());
         Members::create(&map, &plan.shape, &[], files, names.zip(plan.places).collect()).unwrap()

@@ -121,7 +121,9 @@ impl Registry {
         let shape = *region.shape();
         let mut free = Pool::default();
         if shape.shared_bytes > 0 {
-            free.give(Extent { offset: 0, bytes: shape.shared_bytes });
+            // A file of its own begins with a mark (`members::mark`).
+            let offset = if shape.shared_file > 0 { PAGE } else { 0 };
+            free.give(Extent { offset, bytes: shape.shared_bytes - offset });
         }
         let entries = (0..shape.objects).map(|_| Entry::default()).collect();
         Self {
@@ -265,7 +267,10 @@ impl Registry {
         let before = self.entries[..self.high].iter().position(|e| e.object.is_none());
         let Some(place) = before.or((self.high < self.entries.len()).then_some(self.high)) else {
             let text = match self.entries.len() {
-                0 => format!("no {}: the service has no room for named objects (--shared)", what()),
+                0 => format!(
+                    "no {}: this region has no memory for named objects (start the service with --shared SIZE)",
+                    what()
+                ),
                 all => format!("no {}: all {all} places for named objects are taken", what()),
             };
             return Err(Refusal(Code::Full, text));

@@ -23,6 +23,8 @@ pub struct RegionOptions {
     pub alloc_bytes: u64,
     /// Whether each process that is expected becomes a peer, whose section the others cannot write. Not with VMs.
     pub separate_sections: bool,
+    /// Whether each VM can write its own section alone. By default there are no named objects then.
+    pub isolated: bool,
 }
 
 impl RegionOptions {
@@ -47,10 +49,12 @@ impl RegionOptions {
         })
     }
 
-    /// The same with a size, for so many processes where none was asked for.
+    /// The same with a size, for so many processes where none was asked for. The files of an isolated region have at least their share
+    /// of that, and each is a power of two, so together they may have twice as much.
     #[must_use]
     pub fn sized(self, ranks: u32) -> Self {
-        Self { bytes: Some(self.bytes_for(ranks)), ..self }
+        let factor = if self.isolated && self.bytes.is_none() { 2 } else { 1 };
+        Self { bytes: Some(self.bytes_for(ranks).saturating_mul(factor)), ..self }
     }
 }
 
@@ -80,5 +84,8 @@ mod tests {
         );
         let told = RegionOptions { bytes: mib(64), shared_bytes: mib(256), ..RegionOptions::default() };
         assert_eq!(told.bytes_for(2), 64 << 20);
+        let isolated = RegionOptions { isolated: true, ..RegionOptions::default() };
+        assert_eq!(isolated.sized(2).bytes, mib(256));
+        assert_eq!(RegionOptions { bytes: mib(64), ..isolated }.sized(2).bytes, mib(64));
     }
 }

@@ -95,6 +95,40 @@ pub fn separate(whole: Shape, least: u64) -> Result<Plan> {
     Ok(Plan { shape, places, lengths })
 }
 
+/// A file for each section, of a size that goes by its weight: so a VM can have the others' memory as devices that it cannot write.
+/// `whole` is the shape of a region in one file, whose bytes are what all files may have together; no file has less than `least`
+/// bytes. A file's bytes are a power of two, as those of a BAR.
+///
+/// # Errors
+/// As [`separate`].
+pub fn isolated(whole: Shape, weights: &[u32], least: u64) -> Result<Plan> {
+    let file_of = |section: u64| section.next_power_of_two().max(least).max(LEAST_REGION_BYTES);
+    let of_shared = u32::from(whole.shared_bytes > 0);
+    let first_of_peers = 1 + of_shared;
+    let mut shape = whole.with_files(first_of_peers + whole.peers, of_shared)?;
+    let mut lengths = vec![file_of(shape.host_bytes)];
+    lengths.extend((of_shared > 0).then(|| file_of(shape.shared_bytes)));
+    let each = file_of(least_section_bytes(&shape));
+    let others = lengths.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
+    // Of each peer, with so many bytes for each unit of weight: equal weights have equal files.
+    let with = |unit: u64| {
+        let share = |weight: &u32| u64::from(*weight).saturating_mul(unit).checked_next_power_of_two();
+        let sizes: Vec<u64> =
+            weights.iter().map(|weight| share(weight).unwrap_or(1 << 63).max(each)).collect();
+        let all = sizes.iter().fold(others, |sum, bytes| sum.saturating_add(*bytes));
+        (sizes, all)
+    };
+    let units = (0..64).rev().map(|bits| 1 << bits).chain([0]);
+    let Some((sizes, _)) = units.map(with).find(|(_, all)| *all <= whole.region_bytes) else {
+        return Err(Error::TooSmall { bytes: whole.region_bytes, peers: weights.len(), needed: with(0).1 });
+    };
+    shape.region_bytes = lengths[0];
+    let files = (first_of_peers..).zip(&sizes);
+    let places = files.map(|(file, bytes)| Place { file, section: 0, bytes: *bytes }).collect();
+    lengths.extend(&sizes);
+    Ok(Plan { shape, places, lengths })
+}
+
 #[cfg(test)]
 mod tests {
     use isthmus_region::format::{DEVICE_SECTION_ALIGN, SECTION_ALIGN};
@@ -140,6 +174,33 @@ mod tests {
             }
             assert!(separate(whole, 32 << 20).is_err(), "huge pages that are too large");
         }
+    }
+
+    #[test]
+    fn isolated_sections_go_by_their_weight() {
+        let whole = Shape::new(256 << 20, [1, 2], 4, 64).unwrap();
+        let whole = whole.with_section_align(DEVICE_SECTION_ALIGN).unwrap();
+        for shared in [0, 16 << 20] {
+            let whole = if shared == 0 { whole } else { whole.with_shared(shared, 8).unwrap() };
+            let Plan { shape, places, lengths } = isolated(whole, &[0, 2, 1, 1], 0).unwrap();
+            assert_eq!(shape.files as usize, lengths.len());
+            assert!(lengths.iter().all(|bytes| bytes.is_power_of_two() && *bytes >= DEVICE_SECTION_ALIGN));
+            assert!(lengths.iter().sum::<u64>() <= 256 << 20);
+            let sizes: Vec<u64> = places.iter().map(|place| place.bytes >> 20).collect();
+            let least = least_section_bytes(&shape).next_power_of_two() >> 20;
+            assert_eq!(sizes, [least, 64, 32, 32]);
+            for place in &places {
+                assert_eq!((place.section, place.bytes), (0, lengths[place.file as usize]));
+            }
+        }
+        let Err(Error::TooSmall { needed, .. }) = isolated(whole, &[1; 4], 128 << 20) else {
+            panic!("huge pages that are too large")
+        };
+        assert_eq!(needed, 5 * (128 << 20));
+        assert_eq!(
+            isolated(Shape { region_bytes: needed, ..whole }, &[0; 4], 128 << 20).unwrap().lengths.len(),
+            5
+        );
     }
 
     #[test]

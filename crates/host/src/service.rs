@@ -1,7 +1,7 @@
 //! The service as a whole: one region, its membership table, the attach server and the ivshmem server.
 
 use std::collections::HashSet;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,20 +15,22 @@ use isthmus_region::text::cut;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-use crate::device::Device;
+use crate::device::{Device, File, What};
 use crate::door::Door;
 use crate::doorbells::Doorbells;
 use crate::errands::Errands;
 use crate::error::{Error, Result};
 use crate::files::{Memfds, View};
 use crate::ivshmem;
-use crate::members::Members;
+use crate::members::{self, Members};
 use crate::names::{self, Makers, Registry, Rules};
 use crate::options::RegionOptions;
-use crate::plan::{self, Plan};
+use crate::plan::{self, Place, Plan};
 use crate::stats::Stats;
 use crate::wakes::{self, Router, Wakes};
 
+/// Most VMs of an isolated region: each has a port for each file.
+pub const MOST_ISOLATED: usize = 16;
 /// Doorbell vectors of each VM's device; QEMU's `vectors=` must say the same.
 pub const VECTORS: u16 = 8;
 /// Endpoint slots of each peer, by default and at least.
@@ -53,6 +55,8 @@ pub struct Config {
     pub ivshmem_socket: Option<PathBuf>,
     /// Where the port for wake-ups of any VM connects; `wake` in the folder by default.
     pub wake_socket: Option<PathBuf>,
+    /// What the links to the files of an isolated region are called, with `-NUMBER.WHAT` appended; `section` in the folder by default.
+    pub section_links: Option<PathBuf>,
     /// What is asked of the region; its size is for the expected processes by default.
     pub region: RegionOptions,
     /// Per-user quota of named objects, in bytes; unlimited by default; root is exempt.
@@ -104,6 +108,7 @@ impl Config {
             attach_socket: None,
             ivshmem_socket: None,
             wake_socket: None,
+            section_links: None,
             region,
             shared_quota: None,
             makers: Makers::default(),
@@ -221,6 +226,8 @@ pub struct Service {
     vms: Vec<String>,
     files: Arc<Memfds>,
     vectors: u16,
+    /// Of an isolated region.
+    links: Option<Links>,
     /// Dropped last.
     _made: Option<MadeFolder>,
 }
@@ -236,6 +243,35 @@ impl Drop for MadeFolder {
     }
 }
 
+/// Links by which QEMU opens the files of an isolated region. They are removed at the end.
+#[derive(Debug)]
+struct Links(Vec<File>);
+
+impl Links {
+    /// For files with these contents.
+    fn make(common: &Path, files: &Memfds, contents: &[What], lengths: &[u64]) -> Result<Self> {
+        let mut made = Self(Vec::new());
+        for ((number, file), (what, bytes)) in (0..).zip(files.all()).zip(contents.iter().zip(lengths)) {
+            let path = File::link(common, number, what);
+            // One that a service left which was killed.
+            let _ = std::fs::remove_file(&path);
+            let to = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+            std::os::unix::fs::symlink(to, &path)
+                .map_err(|source| Error::Folder { path: path.clone(), source })?;
+            made.0.push(File { number, what: what.clone(), path, bytes: *bytes });
+        }
+        Ok(made)
+    }
+}
+
+impl Drop for Links {
+    fn drop(&mut self) {
+        for file in &self.0 {
+            let _ = std::fs::remove_file(&file.path);
+        }
+    }
+}
+
 impl Service {
     /// Makes a region and serves it; when this returns, all sockets take connections.
     ///
@@ -244,6 +280,7 @@ impl Service {
     /// [`Error::MissingFolder`], [`Error::Attach`] for a socket that cannot be made.
     pub fn start(config: Config, observer: Observer) -> Result<Self> {
         check_names(&config)?;
+        check_isolated(&config)?;
         if let Some(name) =
             config.makers.vms.iter().find(|name| config.vms.iter().all(|vm| vm.name != **name))
         {
@@ -254,12 +291,19 @@ impl Service {
         let region_bytes = config.region.bytes_for(ranks);
         let plan = plan(&config, region_bytes, own.len())?;
         check_folder(&config.dir)?;
-        let files = Memfds::create(&plan.lengths, config.region.huge_pages)?;
+        let shared = (plan.shape.shared_bytes > 0).then_some(plan.shape.shared_file);
+        // Opened by QEMU, which has no descriptor of it.
+        let opened = shared.filter(|_| config.region.isolated);
+        let files = Memfds::create(&plan.lengths, opened, config.region.huge_pages)?;
         let map = Mapping::of(&*files)?;
         let names = own.iter().cloned().chain(config.vms.iter().map(|vm| vm.name.clone()));
-        let named = names.zip(plan.places.iter().copied()).collect();
+        let named: Vec<_> = names.zip(plan.places.iter().copied()).collect();
+        let contents = contents(&plan, &named);
         let source = Arc::clone(&files) as Arc<dyn Source>;
         let mut members = Members::create(&map, &plan.shape, &plan.lengths[1..], source, named)?;
+        if let Some(file) = shared {
+            members::mark(file, &members.region().shared()?)?;
+        }
         let hosts = (0..).zip(&own).map(|(index, _)| members.add_host(index)).collect::<Result<Vec<_>>>()?;
         let rules = Rules {
             quota: config.shared_quota,
@@ -277,6 +321,13 @@ impl Service {
         let attach_socket = config.attach_socket.unwrap_or_else(|| config.dir.join("socket"));
         let ivshmem_socket = config.ivshmem_socket.unwrap_or_else(|| config.dir.join("ivshmem"));
         let wake_socket = config.wake_socket.unwrap_or_else(|| config.dir.join("wake"));
+        let links = match config.region.isolated {
+            true => {
+                let common = config.section_links.unwrap_or_else(|| config.dir.join("section"));
+                Some(Links::make(&common, &files, &contents, &plan.lengths)?)
+            }
+            false => None,
+        };
         let errands = Errands::new()?;
         let region = lock(&members).region().clone();
         let doorbells = Doorbells::new(region.clone(), config.vectors)?;
@@ -328,11 +379,17 @@ impl Service {
         router.set_settlers(attach.iter().rev().map(server::Server::settler).collect());
         router.set_wakers(attach.iter().rev().map(server::Server::waker).collect());
         let vms: Vec<String> = config.vms.into_iter().map(|vm| vm.name).collect();
+        // The device of a VM that has no name says nothing of the section that it would get.
+        let sockets = |common: &Path| {
+            let all = sockets(common, &vms);
+            let own = |(_, vm): &(PathBuf, Option<u32>)| vm.is_some() || !config.region.isolated;
+            all.into_iter().filter(own).collect::<Vec<_>>()
+        };
         let wakes = match vms.is_empty() {
             true => None,
             false => {
                 let relay = wakes::Config {
-                    sockets: sockets(&wake_socket, &vms),
+                    sockets: sockets(&wake_socket),
                     allowed: config.allowed.clone(),
                     mode: config.mode,
                     group: config.group,
@@ -342,11 +399,14 @@ impl Service {
             }
         };
         let ivshmem = ivshmem::Config {
-            sockets: if vms.is_empty() { Vec::new() } else { sockets(&ivshmem_socket, &vms) },
+            sockets: if vms.is_empty() { Vec::new() } else { sockets(&ivshmem_socket) },
             allowed: config.allowed,
             mode: config.mode,
             group: config.group,
-            region: files.file(0)?,
+            memory: {
+                let of = |place: &Place| files.file(place.file).map(Arc::new);
+                plan.places.iter().map(of).collect::<std::result::Result<_, _>>()?
+            },
             vectors: config.vectors,
             router: router.clone(),
             errands,
@@ -363,6 +423,7 @@ impl Service {
             vms,
             files,
             vectors: config.vectors,
+            links,
             _made: made,
         })
     }
@@ -372,21 +433,33 @@ impl Service {
     /// # Errors
     /// [`Error::NoVm`].
     pub fn device_of(&self, name: &str) -> Result<Device> {
-        Ok(Device {
+        let device = Device {
             socket: self.ivshmem_socket_of(name)?,
             wake: self.wake_socket_of(name)?,
             ..self.device()
-        })
+        };
+        match &self.links {
+            None => Ok(device),
+            Some(Links(files)) => {
+                device.isolated_as(name, files.clone()).ok_or_else(|| Error::NoVm { name: name.to_owned() })
+            }
+        }
     }
 
-    /// The device by which any VM joins.
+    /// The device by which any VM joins, unless the region is isolated.
     pub fn device(&self) -> Device {
         Device {
             socket: self.ivshmem_socket.clone(),
             wake: self.wake_socket.clone(),
             region_bytes: self.region_bytes(),
             vectors: self.vectors,
+            isolated: None,
         }
+    }
+
+    /// Whether each VM can write its own section alone.
+    pub fn is_isolated(&self) -> bool {
+        self.links.is_some()
     }
 
     /// The names of the VMs that may join, in order.
@@ -505,6 +578,28 @@ fn sockets(common: &Path, vms: &[String]) -> Vec<(PathBuf, Option<u32>)> {
     std::iter::once((common.to_owned(), None)).chain(own).collect()
 }
 
+/// What is in each file of a region.
+fn contents(plan: &Plan, members: &[(String, Place)]) -> Vec<What> {
+    let named = |file| members.iter().find(|(_, place)| place.file == file).map(|(name, _)| name.clone());
+    let what = |file| match named(file) {
+        _ if file == 0 => What::Region,
+        Some(name) => What::Of(name),
+        None => What::Shared,
+    };
+    (0..plan.shape.files).map(what).collect()
+}
+
+fn check_isolated(config: &Config) -> Result<()> {
+    let vms = config.vms.len();
+    match config.region.isolated {
+        false => Ok(()),
+        true if config.region.separate_sections => Err(Error::SeparateIsolated),
+        true if vms == 0 => Err(Error::IsolatedAlone),
+        true if vms > MOST_ISOLATED => Err(Error::IsolatedMany { vms, most: MOST_ISOLATED }),
+        true => Ok(()),
+    }
+}
+
 /// Checks that a VM's sockets can be named for it.
 ///
 /// # Errors
@@ -568,11 +663,13 @@ fn plan(config: &Config, region_bytes: u64, own: usize) -> Result<Plan> {
         std::iter::once(config.host_ranks).chain(config.vms.iter().map(|vm| vm.ranks)).collect();
     let cut = |shape| match options.separate_sections {
         true => plan::separate(shape, options.huge_pages.unwrap_or(0)),
+        false if options.isolated => plan::isolated(shape, &weights, options.huge_pages.unwrap_or(0)),
         false => plan::together(shape, &weights),
     };
     let with = |bytes| bare.with_shared(bytes, objects_for(bytes)).map_err(Error::from).and_then(cut);
     match options.shared_bytes {
         Some(bytes) => with(bytes),
+        None if options.isolated => cut(bare),
         // By default, a region that is only just large enough for its members has no named objects.
         None => with(default_shared_bytes(region_bytes)).or_else(|_| cut(bare)),
     }

@@ -230,8 +230,11 @@ impl VmConfig {
         }
         if let Some(ivshmem) = &self.ivshmem {
             // QEMU aborts on an assertion otherwise.
-            if !ivshmem.region_bytes.is_power_of_two() || ivshmem.region_bytes < 4096 {
-                return bad(format!("a region of {} bytes is not a power of two", ivshmem.region_bytes));
+            let others = ivshmem.isolated.iter().flat_map(|(_, sections)| sections).map(|s| s.bytes);
+            for bytes in others.chain([ivshmem.region_bytes]) {
+                if !bytes.is_power_of_two() || bytes < 4096 {
+                    return bad(format!("a region of {bytes} bytes is not a power of two"));
+                }
             }
             if !(1..=128).contains(&ivshmem.vectors) {
                 return bad(format!("{} doorbell vectors are not between 1 and 128", ivshmem.vectors));
@@ -432,7 +435,12 @@ mod tests {
             ports: vec![("exec".into(), "/r/exec".into())],
             calling_ports: vec![("wake".into(), "/r/wake".into())],
             shares: vec![Share { tag: "root".into(), path: "/a,b".into(), read_only: true }],
-            ivshmem: Some(Ivshmem { socket: "/r/ivshmem".into(), region_bytes: 64 << 20, vectors: 2 }),
+            ivshmem: Some(Ivshmem {
+                socket: "/r/ivshmem".into(),
+                region_bytes: 64 << 20,
+                vectors: 2,
+                isolated: None,
+            }),
             tap: None,
             console: "/r/console".into(),
             qmp: "/r/qmp".into(),

@@ -400,7 +400,8 @@ fn networked() -> Outcome {
     let begin = Instant::now();
     let vms: Vec<Vm> = (0..2)
         .map(|index| {
-            let ivshmem = Ivshmem { socket: socket.clone(), region_bytes: REGION, vectors: 1 };
+            let ivshmem =
+                Ivshmem { socket: socket.clone(), region_bytes: REGION, vectors: 1, isolated: None };
             bench.start_with(index, Some(&netns), Some(ivshmem))
         })
         .collect::<Outcome<_>>()?;

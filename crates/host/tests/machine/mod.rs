@@ -10,11 +10,9 @@ use std::time::{Duration, Instant};
 
 use isthmus_guest::wakes::WAKE_PORT;
 use isthmus_host::Service;
-use isthmus_host::service::VECTORS;
 use isthmus_vm::accel::{self, Accel, Choice};
 use isthmus_vm::boot_config::{BootConfig, ROOT_TAG};
 use isthmus_vm::initramfs;
-use isthmus_vm::ivshmem::Ivshmem;
 use isthmus_vm::kernel::{self, Kernel};
 use isthmus_vm::qemu::{Share, Vm, VmConfig};
 
@@ -68,11 +66,7 @@ impl Guests {
             ports: vec![(PORT.into(), own.join("test.sock"))],
             calling_ports: vec![(WAKE_PORT.into(), service.wake_socket_of(name)?)],
             shares: vec![Share { tag: ROOT_TAG.into(), path: "/".into(), read_only: true }],
-            ivshmem: Some(Ivshmem {
-                socket: service.ivshmem_socket_of(name)?,
-                region_bytes: service.region_bytes(),
-                vectors: VECTORS.into(),
-            }),
+            ivshmem: Some(service.device_of(name)?.ivshmem()),
             tap: None,
             console: own.join("console"),
             qmp: own.join("qmp.sock"),
