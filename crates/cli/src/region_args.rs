@@ -28,6 +28,11 @@ pub(crate) struct RegionArgs {
     /// VMs only
     #[arg(long)]
     separate_sections: bool,
+    /// Let each VM write nothing but its own section, which QEMU sees to: a VM that is broken or hostile spoils what it sends, and
+    /// nothing else. 16 VMs at most. One-sided operations go by messages, and there are no named objects (locks, barriers, System V
+    /// IPC) but with --shared SIZE, which all can write. It protects from changes, and not from being read
+    #[arg(long)]
+    isolated: bool,
 }
 
 impl From<RegionArgs> for RegionOptions {
@@ -40,6 +45,7 @@ impl From<RegionArgs> for RegionOptions {
             grant_bytes: args.grant,
             alloc_bytes: 0,
             separate_sections: args.separate_sections,
+            isolated: args.isolated,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Subcommand, ValueEnum};
 use isthmus_attach::client;
-use isthmus_host::device::Device;
+use isthmus_host::device::{Device, File};
 use isthmus_host::{foreground, service};
 
 use crate::{report, size};
@@ -28,7 +28,8 @@ enum What {
 /// Print the device by which a VM joins the region of `isthmus host`
 ///
 /// As options for QEMU, as XML for libvirt, and with it what else the VM needs. The service may be running or not; if it
-/// is not, say with --region-size how large its region will be if that is more than 1G.
+/// is not, say with --region-size how large its region will be if that is more than 1G. Of an isolated region
+/// (isthmus host --isolated), the service must be running, and each VM has devices of its own: --name says which.
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 struct DeviceArgs {
@@ -85,7 +86,21 @@ impl DeviceArgs {
             wake: own(foreground::wake_socket(&attach)),
             region_bytes: region_bytes.next_power_of_two(),
             vectors: service::VECTORS,
+            isolated: None,
         };
+        let files = File::beside(&foreground::section_links(&attach));
+        let device = match (&self.name, files.is_empty()) {
+            (_, true) => device,
+            (Some(name), false) => device
+                .isolated_as(name, files)
+                .ok_or_else(|| isthmus_host::Error::NoVm { name: name.clone() })?,
+            (None, false) => return Err(isthmus_host::Error::NoNameIsolated),
+        };
+        if matches!(self.format, Some(Format::LibvirtDevices | Format::LibvirtOverride))
+            && device.isolated.is_some()
+        {
+            return Err(isthmus_host::Error::NoLibvirtIsolated);
+        }
         let text = match self.format {
             None => device.text(),
             Some(Format::Qemu) => device.qemu(),

@@ -22,6 +22,7 @@ use isthmus_region::Error as RegionError;
 use isthmus_region::directory::{self, Directory};
 use isthmus_region::driver::{self, Driver};
 use isthmus_region::format;
+use isthmus_region::isolated::Isolated;
 use isthmus_region::life::{Life, State};
 use isthmus_region::mapping::Mapping;
 use isthmus_region::membership::{PeerInfo, Region};
@@ -467,13 +468,19 @@ fn find(config: &Config, deadline: Instant) -> Result<Found> {
     loop {
         let mut problem = Error::NoDevice;
         let devices = Ivshmem::find();
-        // Of several, one may be another agent's, which the driver would take away.
-        let may_bind = config.device.is_some() || devices.len() == 1;
-        for device in devices {
-            if config.device.as_ref().is_some_and(|wanted| *wanted != device.folder) {
-                continue;
-            }
-            match open(&device, config.driver, may_bind) {
+        // Of several, one may be another agent's, which the driver would take away. Those without doorbells belong to one that has them.
+        let doorbells = devices.iter().filter(|device| device.doorbell).count();
+        let may_bind = config.device.is_some() || doorbells == 1;
+        let is_wanted = |device: &&Ivshmem| match &config.device {
+            Some(wanted) => *wanted == device.folder,
+            None => device.doorbell || doorbells == 0,
+        };
+        for device in devices.iter().filter(is_wanted) {
+            let opened = match Isolated::of(device, devices.clone()) {
+                Some(isolated) => open_isolated(isolated, device, config.driver, may_bind),
+                None => open(device, config.driver, may_bind),
+            };
+            match opened {
                 Ok(found) => return Ok(found),
                 // The magic word is written last, so waiting will not help.
                 Err(e @ Error::Region(RegionError::Version { .. } | RegionError::Layout { .. })) => {
@@ -550,6 +557,61 @@ fn open(device: &Ivshmem, choice: DriverChoice, may_bind: bool) -> Result<Found>
         return open(device, DriverChoice::Off, false);
     }
     Ok(Found { source: Arc::new(source), region, driver: None })
+}
+
+/// As [`open`], of an isolated region.
+fn open_isolated(
+    isolated: Isolated,
+    device: &Ivshmem,
+    choice: DriverChoice,
+    may_bind: bool,
+) -> Result<Found> {
+    let nothing = |why: &str| Error::NoRegion { device: device.folder.clone(), why: why.into() };
+    // Where that fails, opening fails, too, and says why.
+    let _ = isolated.switch_on();
+    let (is_bound, is_mapped) = isolated.is_bound();
+    let with_driver = match choice {
+        DriverChoice::Off if is_mapped => {
+            return Err(nothing(
+                " that --driver off can take: processes have it mapped by the driver; end them and their agent",
+            ));
+        }
+        DriverChoice::Off => false,
+        DriverChoice::Auto => is_bound || (may_bind && driver::is_loaded()),
+        DriverChoice::Require if !may_bind && !is_bound => {
+            return Err(nothing(" for the driver: there are several devices, so name one with --device"));
+        }
+        DriverChoice::Require => true,
+    };
+    if with_driver {
+        if !is_bound && !Region::is_there(&Mapping::of(&isolated)?) {
+            return Err(nothing(""));
+        }
+        match isolated.bind() {
+            Ok(isolated) => return found_in(isolated),
+            Err(e) if choice == DriverChoice::Require => return Err(e.into()),
+            Err(e) => boot::console(&format!("isthmus: {e}; the region is mapped by sysfs")),
+        }
+        let again = Isolated::of(device, Ivshmem::find()).ok_or_else(|| nothing(""))?;
+        return open_isolated(again, device, DriverChoice::Off, false);
+    }
+    if is_bound {
+        isolated.release()?;
+    }
+    if !Region::is_there(&Mapping::of(&isolated)?) {
+        return Err(nothing(""));
+    }
+    found_in(isolated)
+}
+
+/// The region whose devices these are.
+fn found_in(isolated: Isolated) -> Result<Found> {
+    let shape = *Region::open(&Mapping::of(&isolated)?)?.shape();
+    let isolated = isolated.for_region(&shape)?;
+    let driver = isolated.own_driver().cloned();
+    let source: Arc<dyn Source> = Arc::new(isolated);
+    let region = Region::open_from(&Mapping::of(&*source)?, Some(Arc::clone(&source)))?;
+    Ok(Found { source, region, driver })
 }
 
 /// Has the driver make the pool of pages in the section of this VM; gives its bytes, none where there is no driver or no room.
@@ -687,7 +749,7 @@ mod tests {
         for (name, len) in [("resource0", 4096), ("resource2", bytes)] {
             std::fs::File::create(folder.join(name)).unwrap().set_len(len).unwrap();
         }
-        Ivshmem { folder: folder.to_path_buf(), bytes, doorbell: true }
+        Ivshmem { folder: folder.to_path_buf(), bytes, doorbell: true, slot: None }
     }
 
     fn complaint(device: &Ivshmem) -> String {

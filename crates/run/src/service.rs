@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use isthmus_attach::deaths::Deaths;
 use isthmus_host::RegionOptions;
+use isthmus_host::device::Device;
 
 use crate::error::{Error, Result, tell};
 
@@ -25,20 +26,13 @@ pub struct Config {
 
 /// A service that runs. Dropping it ends it.
 pub trait Service: Send {
-    /// The socket for the ivshmem device of VM `name`.
-    ///
-    /// # Errors
-    /// [`Error::Service`]: it has none of that name.
-    fn ivshmem_socket(&self, name: &str) -> Result<PathBuf>;
     /// The socket at which processes of the host attach.
     fn attach_socket(&self) -> &Path;
-    /// The socket for the wake port of VM `name`.
+    /// What VM `name` needs to join.
     ///
     /// # Errors
-    /// [`Error::Service`]: it has none of that name.
-    fn wake_socket(&self, name: &str) -> Result<PathBuf>;
-    /// Bytes of the region.
-    fn region_bytes(&self) -> u64;
+    /// [`Error::Service`]: there is no place for one of that name.
+    fn device(&self, name: &str) -> Result<Device>;
     /// The job's counters so far, as JSON.
     fn counters(&self) -> String;
 }
@@ -90,20 +84,12 @@ impl StartService for Embedded {
 }
 
 impl Service for isthmus_host::Service {
-    fn ivshmem_socket(&self, name: &str) -> Result<PathBuf> {
-        self.ivshmem_socket_of(name).map_err(|e| failed(&e))
-    }
-
     fn attach_socket(&self) -> &Path {
         self.attach_socket()
     }
 
-    fn wake_socket(&self, name: &str) -> Result<PathBuf> {
-        self.wake_socket_of(name).map_err(|e| failed(&e))
-    }
-
-    fn region_bytes(&self) -> u64 {
-        self.region_bytes()
+    fn device(&self, name: &str) -> Result<Device> {
+        self.device_of(name).map_err(|e| failed(&e))
     }
 
     fn counters(&self) -> String {

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use isthmus_host::RegionOptions;
+use isthmus_host::service::MOST_ISOLATED;
 use isthmus_vm::boot_config::DriverChoice;
 use serde::{Deserialize, Serialize};
 
@@ -259,6 +260,23 @@ impl RunSpec {
             return usage(
                 "--separate-sections is for plain processes: drop it, or drop --vms (a VM's device has the whole region)".into(),
             );
+        }
+        if self.region.isolated && self.region.separate_sections {
+            return usage(
+                "--separate-sections is for plain processes, --isolated for VMs: drop the one or the other"
+                    .into(),
+            );
+        }
+        if self.region.isolated && self.vms == 0 {
+            return usage(
+                "--isolated is for VMs: drop it, or add --vms N (--separate-sections is the like for plain processes)".into(),
+            );
+        }
+        let most = MOST_ISOLATED;
+        if self.region.isolated && usize::try_from(self.vms).is_ok_and(|vms| vms > most) {
+            return usage(format!(
+                "--isolated is for {most} VMs at most, each of which has a device for each other one"
+            ));
         }
         if self.region.grant_bytes > 0 && self.vms == 0 {
             return usage("--grant is for processes in VMs: drop it, or add --vms N".into());

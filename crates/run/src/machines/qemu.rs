@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use isthmus_guest::wakes::WAKE_PORT;
 use isthmus_guest::wire::{CONTROL_PORT, EXEC_PORT, RELAY_PORT, WIRE_PORT};
+use isthmus_host::device::Device;
 use isthmus_region::error::with_causes;
 use isthmus_region::room;
 use isthmus_vm::accel::{self, Choice};
 use isthmus_vm::boot_config::{
     BootConfig, DriverChoice, GuestShare, HostEntry, Interface, InterfaceKind, ROOT_TAG,
 };
-use isthmus_vm::ivshmem::Ivshmem;
 use isthmus_vm::qemu::{Share, Tap, Vm, VmConfig};
 use isthmus_vm::slow::Slow;
 use isthmus_vm::tap::{self, Netns};
@@ -182,20 +182,14 @@ impl Common {
             path: path.clone(),
             read_only: false,
         }));
-        let ivshmem = match plan.service {
-            None => None,
-            Some(service) => Some(Ivshmem {
-                socket: service.ivshmem_socket(name)?,
-                region_bytes: service.region_bytes(),
-                vectors: u32::from(isthmus_host::service::VECTORS),
-            }),
-        };
+        let device = plan.service.map(|service| service.device(name)).transpose()?;
+        let ivshmem = device.as_ref().map(Device::ivshmem);
         let mut ports = [EXEC_PORT, RELAY_PORT, CONTROL_PORT]
             .map(|port| (port.to_owned(), socket_of(&own, port)))
             .to_vec();
         let mut calling_ports: Vec<(String, PathBuf)> = Vec::new();
-        if let Some(service) = plan.service {
-            calling_ports.push((WAKE_PORT.to_owned(), service.wake_socket(name)?));
+        if let Some(device) = &device {
+            calling_ports.push((WAKE_PORT.to_owned(), device.wake.clone()));
         }
         if let Some(wire) = wire_of(plan, index) {
             let wire = (WIRE_PORT.to_owned(), wire);
@@ -211,8 +205,8 @@ impl Common {
             }
         }
         // What the driver's pages for the region take: 64 bytes for each 4 KiB.
-        let pages = match (&self.driver, plan.service) {
-            (Some(_), Some(service)) => service.region_bytes() / 64,
+        let pages = match (&self.driver, &ivshmem) {
+            (Some(_), Some(ivshmem)) => ivshmem.bytes() / 64,
             _ => 0,
         };
         let mut prefix = leash::words();
