@@ -54,8 +54,8 @@
 
 /* What a region begins with: "ISTHMUS1". */
 #define MAGIC 0x3153554d48545349ull
-/* The first word of other files of a region, each of which is a device of its own in isolated mode: what the host service has
- * put there, or the directory of the member whose section begins there. */
+/* The first word of a member's own section where that is a device of its own, in isolated mode: what the host service has put
+ * there, or the member's directory. */
 #define SECTION_MAGIC 0x5353554d48545349ull
 #define DIRECTORY_MAGIC 0x3152494452454550ull
 
@@ -1920,12 +1920,15 @@ static int region_inode(struct region *r)
 	return 0;
 }
 
-/* Whether what is in the memory is a region's. */
+/*
+ * Whether what is in the memory is a region's. What another member has in its section, an ivshmem-plain device, is up to that one, and
+ * must not keep this machine from having the device: who gives it to the driver says that it is a region's.
+ */
 static bool region_is_there(struct region *r)
 {
 	u64 first = le64_to_cpu(READ_ONCE(*(__le64 *)r->memory));
 
-	return first == MAGIC || first == SECTION_MAGIC || first == DIRECTORY_MAGIC;
+	return !r->device->msix_cap || first == MAGIC || first == SECTION_MAGIC || first == DIRECTORY_MAGIC;
 }
 
 static int region_vectors(struct region *r)
@@ -1938,7 +1941,7 @@ static int region_vectors(struct region *r)
 		return 0;
 	count = pci_alloc_irq_vectors(r->device, 1, MOST_VECTORS, PCI_IRQ_MSIX);
 	if (count < 0) {
-		dev_err(&r->device->dev, "it has interrupts, and none can be had\n");
+		dev_err(&r->device->dev, "its MSI-X vectors cannot be allocated\n");
 		return count;
 	}
 	for (i = 0; i < count; i++) {
