@@ -275,15 +275,28 @@ impl Agent {
     /// # Errors
     /// As [`Agent::start`].
     pub fn start_with(config: &Config, fd: OwnedFd, port: Port, observer: Observer) -> Result<Self> {
-        prepare_socket(config)?;
         let stat = rustix::fs::fstat(&fd).map_err(|source| isthmus_region::Error::Memory {
             action: "look at",
             bytes: 0,
             source,
         })?;
         let source = OneFile::new(fd, u64::try_from(stat.st_size).unwrap_or(0));
-        let region = Region::open(&Mapping::of(&source)?)?;
-        let found = Found { source: Arc::new(source), region, driver: None };
+        Self::start_from(config, Arc::new(source), port, observer)
+    }
+
+    /// As [`Agent::start_with`], for a region that may have several files.
+    ///
+    /// # Errors
+    /// As [`Agent::start`].
+    pub fn start_from(
+        config: &Config,
+        source: Arc<dyn Source>,
+        port: Port,
+        observer: Observer,
+    ) -> Result<Self> {
+        prepare_socket(config)?;
+        let region = Region::open_from(&Mapping::of(&*source)?, Some(Arc::clone(&source)))?;
+        let found = Found { source, region, driver: None };
         let joined = Joined::at(config, &found, port, Instant::now() + config.patience, config.patience)?;
         Self::serve(config, found, joined, observer)
     }
@@ -567,6 +580,12 @@ fn open_isolated(
     may_bind: bool,
 ) -> Result<Found> {
     let nothing = |why: &str| Error::NoRegion { device: device.folder.clone(), why: why.into() };
+    if let Some(device) = isolated.without_address() {
+        return Err(Error::NoRegion {
+            device: device.folder.clone(),
+            why: ": its memory got no address, for which its PCI port needs a larger window".into(),
+        });
+    }
     // Where that fails, opening fails, too, and says why.
     let _ = isolated.switch_on();
     let (is_bound, is_mapped) = isolated.is_bound();
@@ -583,25 +602,24 @@ fn open_isolated(
         }
         DriverChoice::Require => true,
     };
-    if with_driver {
-        if !is_bound && !Region::is_there(&Mapping::of(&isolated)?) {
-            return Err(nothing(""));
-        }
-        match isolated.bind() {
-            Ok(isolated) => return found_in(isolated),
-            Err(e) if choice == DriverChoice::Require => return Err(e.into()),
-            Err(e) => boot::console(&format!("isthmus: {e}; the region is mapped by sysfs")),
-        }
-        let again = Isolated::of(device, Ivshmem::find()).ok_or_else(|| nothing(""))?;
-        return open_isolated(again, device, DriverChoice::Off, false);
-    }
-    if is_bound {
-        isolated.release()?;
-    }
-    if !Region::is_there(&Mapping::of(&isolated)?) {
+    if !is_bound && !Region::is_there(&Mapping::of(&isolated)?) {
         return Err(nothing(""));
     }
-    found_in(isolated)
+    if !with_driver {
+        if is_bound {
+            isolated.release()?;
+        }
+        return found_in(isolated);
+    }
+    match isolated.bind() {
+        Ok(isolated) => return found_in(isolated),
+        // As long as processes have some of them by the driver, there is no other way.
+        Err(e) if choice == DriverChoice::Require || is_mapped => return Err(e.into()),
+        Err(e) => boot::console(&format!("isthmus: {e}; the region is mapped by sysfs")),
+    }
+    let again = Isolated::of(device, Ivshmem::find()).ok_or_else(|| nothing(""))?;
+    again.release()?;
+    found_in(again)
 }
 
 /// The region whose devices these are.
@@ -697,7 +715,8 @@ impl Joined {
                 }
                 (Some(peer), Some(State::Active), _) if asked_of != Some(peer.life.incarnation) => {
                     let section = region.own_section(&peer)?;
-                    section.word("directory", format::directory::MAGIC)?.set(0);
+                    // What the driver knows a section by that is a device of its own.
+                    section.word("directory", format::directory::MAGIC)?.set(format::SECTION_MAGIC);
                     asked_of = Some(peer.life.incarnation);
                     due = Instant::now();
                 }

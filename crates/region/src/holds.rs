@@ -13,7 +13,7 @@ use isthmus_lockfree::life::State;
 use crate::directory::Directory;
 use crate::format::block;
 use crate::mapping::{LineRef, Section};
-use crate::membership::Region;
+use crate::membership::{PeerInfo, Region};
 
 /// An area, as hold words name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +62,11 @@ impl Hold {
 /// it did.
 fn any(region: &Region, peer: u32, area: Option<u32>, mut each: impl FnMut((u32, u32)) -> bool) -> bool {
     hold::after_death();
-    region.peers().iter().filter(|p| p.life.state == State::Active).any(|p| {
+    // Who has the memory in another file cannot write it, and a hold that is told there is a lie.
+    let file = region.peer(peer).ok().flatten().map(|p| p.file);
+    let may_write = |p: &&PeerInfo| file.is_none_or(|file| p.file == file);
+    let all = region.peers();
+    all.iter().filter(|p| p.life.state == State::Active).filter(may_write).any(|p| {
         // What cannot be read belongs to no process that keeps to the format.
         let Ok(section) = region.section(p) else { return false };
         let Ok(directory) = Directory::open(&section, region.shape(), p.life.incarnation) else {

@@ -58,6 +58,11 @@ impl Isolated {
         is_whole.then_some(Self { own: own_file, shared: None, devices })
     }
 
+    /// One whose memory got no address, if there is one.
+    pub fn without_address(&self) -> Option<&Ivshmem> {
+        self.devices.values().map(|device| &device.found).find(|found| found.bytes == 0)
+    }
+
     /// Switches the memory of all of them on; needs root.
     ///
     /// # Errors
@@ -93,11 +98,14 @@ impl Isolated {
         bound.map(|device| driver::release(&device.found)).fold(Ok(()), Result::and)
     }
 
-    /// The same with what the region's header says: where the shared section lies.
+    /// The same with what the region's header says: how many files there are, and in which the shared section lies.
     ///
     /// # Errors
-    /// [`Error::NoFile`] where this VM has no device for the shared section.
+    /// [`Error::NoFile`] where this VM has no device for one of them; it may be plugged in later.
     pub fn for_region(mut self, shape: &Shape) -> Result<Self> {
+        if let Some(file) = (0..shape.files).find(|file| !self.devices.contains_key(file)) {
+            return Err(missing(file));
+        }
         self.shared = (shape.shared_bytes > 0).then_some(shape.shared_file);
         if let Some(file) = self.shared {
             let device = self.devices.remove(&file).ok_or(missing(file))?;
@@ -119,7 +127,10 @@ impl Isolated {
 }
 
 fn missing(file: u32) -> Error {
-    Error::NoFile { file, reason: "this VM has no device behind the port whose slot has the next number" }
+    Error::NoFile {
+        file,
+        reason: "this VM has no device for it, behind a port whose slot has the next higher number (isthmus vm device prints them)",
+    }
 }
 
 impl Source for Isolated {
@@ -193,6 +204,11 @@ mod tests {
             assert!(!may_write(shared.file_for_reading(file).unwrap()));
         }
         assert!(matches!(alone.file(5), Err(Error::NoFile { file: 5, .. })));
+        let more = Shape { files: 6, ..shape };
+        assert!(
+            matches!(alone.for_region(&more), Err(Error::NoFile { file: 5, .. })),
+            "not all are there yet"
+        );
     }
 
     #[test]

@@ -67,11 +67,7 @@ fn ports_below(class: &Path) -> BTreeMap<String, PathBuf> {
 /// Finds the ivshmem device and switches its memory on.
 pub(super) fn ivshmem() -> Result<Ivshmem> {
     // Of an isolated region there are others, without doorbells.
-    let found = wait(|| {
-        let mut all = Ivshmem::find();
-        let own = all.iter().position(|device| device.doorbell).unwrap_or(0);
-        (own < all.len()).then(|| all.swap_remove(own))
-    });
+    let found = wait(|| Ivshmem::find().into_iter().find(|device| device.doorbell));
     let device = found.ok_or_else(|| absent("the ivshmem device".to_owned()))?;
     device.switch_on().map_err(BootError::Region)?;
     match device.bytes {
