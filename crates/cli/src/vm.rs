@@ -88,9 +88,13 @@ impl DeviceArgs {
             vectors: service::VECTORS,
             isolated: None,
         };
-        let files = File::beside(&foreground::section_links(&attach));
+        let files = File::beside(&foreground::section_links(&attach))?;
         let device = match (&self.name, files.is_empty()) {
             (_, true) => device,
+            // Of the host, too, there is a section, and no device.
+            (Some(name), false) if !device.socket.exists() => {
+                return Err(isthmus_host::Error::NoVm { name: name.clone() });
+            }
             (Some(name), false) => device
                 .isolated_as(name, files)
                 .ok_or_else(|| isthmus_host::Error::NoVm { name: name.clone() })?,

@@ -3,6 +3,8 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use crate::error::{Error, Result};
+
 use isthmus_attach::ring::PORT;
 use isthmus_region::isolated::slot_of;
 use isthmus_vm::ivshmem::{Ivshmem, MODEL, Section, with_path};
@@ -74,16 +76,6 @@ impl What {
 }
 
 impl File {
-    /// The file of an isolated region, by the link that its service has made beside its sockets: `PREFIX-NUMBER.WHAT`.
-    fn of_link(path: PathBuf, prefix: &str) -> Option<Self> {
-        let name = path.file_name()?.to_str()?;
-        let (number, what) = name.strip_prefix(prefix)?.strip_prefix('-')?.split_once('.')?;
-        let (number, what) = (number.parse().ok()?, What::of(what)?);
-        // Through the link: none if the service is gone.
-        let bytes = std::fs::metadata(&path).ok()?.len();
-        Some(Self { number, what, path, bytes })
-    }
-
     /// The name of its link.
     pub(crate) fn link(common: &Path, number: u32, what: &What) -> PathBuf {
         let mut path = common.as_os_str().to_owned();
@@ -91,14 +83,32 @@ impl File {
         path.into()
     }
 
-    /// All files of the isolated region whose links begin with `common`, in order. None if there is none.
-    pub fn beside(common: &Path) -> Vec<Self> {
+    /// The links that a service has made to the files of an isolated region, in order: `COMMON-NUMBER.WHAT`.
+    pub(crate) fn links(common: &Path) -> Vec<(u32, What, PathBuf)> {
         let prefix = common.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let parsed = |path: PathBuf| {
+            path.symlink_metadata().ok().filter(std::fs::Metadata::is_symlink)?;
+            let name = path.file_name()?.to_str()?;
+            let (number, what) = name.strip_prefix(prefix)?.strip_prefix('-')?.split_once('.')?;
+            Some((number.parse().ok()?, What::of(what)?, path))
+        };
         let entries = common.parent().and_then(|folder| std::fs::read_dir(folder).ok());
         let entries = entries.into_iter().flatten().flatten();
-        let mut all: Vec<_> = entries.filter_map(|entry| Self::of_link(entry.path(), prefix)).collect();
-        all.sort_by_key(|file| file.number);
+        let mut all: Vec<_> = entries.filter_map(|entry| parsed(entry.path())).collect();
+        all.sort_by_key(|(number, ..)| *number);
         all
+    }
+
+    /// All files of the isolated region whose links begin with `common`, in order. None if there is none.
+    ///
+    /// # Errors
+    /// [`Error::Link`]: the service is gone, or its files are not for this user.
+    pub fn beside(common: &Path) -> Result<Vec<Self>> {
+        let of_link = |(number, what, path): (u32, What, PathBuf)| match std::fs::metadata(&path) {
+            Ok(found) => Ok(Self { number, what, path, bytes: found.len() }),
+            Err(source) => Err(Error::Link { path, source }),
+        };
+        Self::links(common).into_iter().map(of_link).collect()
     }
 }
 
@@ -281,12 +291,14 @@ mod tests {
             (of("shared"), 16384),
         ];
         for (number, (what, bytes)) in (0..).zip(files) {
-            std::fs::write(File::link(&common, number, &what), vec![0; bytes]).unwrap();
+            let file = dir.path().join(number.to_string());
+            std::fs::write(&file, vec![0; bytes]).unwrap();
+            std::os::unix::fs::symlink(&file, File::link(&common, number, &what)).unwrap();
         }
-        std::os::unix::fs::symlink("/nowhere", File::link(&common, 5, &of("gone"))).unwrap();
         std::fs::write(dir.path().join("s.section-x.y"), "").unwrap();
-        let found = File::beside(&common);
+        let found = File::beside(&common).unwrap();
         assert_eq!(found.len(), 5);
+        assert!(File::beside(&dir.path().join("other")).unwrap().is_empty());
         let is = |name| device("/s", 1).isolated_as(name, found.clone());
         assert!(is("green").is_none() && is("region").is_none());
         let lines = is("red").unwrap().qemu();
@@ -299,5 +311,9 @@ mod tests {
         );
         assert!(lines.contains("size=8192,share=on,mem-path="), "the shared one is written: {lines}");
         assert!(is("red").unwrap().text().contains("qemu:commandline"));
+        // As a service leaves them that was killed.
+        std::os::unix::fs::symlink("/nowhere", File::link(&common, 5, &of("gone"))).unwrap();
+        let said = File::beside(&common).unwrap_err().to_string();
+        assert!(said.contains("s.section-5.of-gone"), "{said}");
     }
 }

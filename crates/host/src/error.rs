@@ -24,22 +24,29 @@ pub enum Error {
     #[error("separate sections are for processes of the host alone: drop --separate-sections, or the VMs")]
     SeparateVms,
     /// Separate sections, and an isolated region.
-    #[error(
-        "--separate-sections is for processes of the host, --isolated for VMs: drop the one or the other"
-    )]
+    #[error("--separate-sections is for processes of the host, --isolated for VMs: drop one of them")]
     SeparateIsolated,
     /// An isolated region without VMs.
     #[error("--isolated is for VMs: say how many may join (--vms)")]
     IsolatedAlone,
     /// An isolated region for more VMs than there are ports for.
     #[error(
-        "an isolated region is for {most} VMs at most, each of which has a device for each other one; {vms} are too many"
+        "an isolated region is for {most} VMs at most, since each VM has a device for every section; {vms} are too many"
     )]
     IsolatedMany {
         /// VMs that may join.
         vms: usize,
         /// Most of them.
         most: usize,
+    },
+    /// A file of an isolated region cannot be looked at.
+    #[error("cannot look at {}, a file of an isolated region: has its service ended, or is it another user's?", path.display())]
+    Link {
+        /// Its link.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
     },
     /// A device of an isolated region for no VM in particular.
     #[error("the region is isolated, so each VM has devices of its own: say which VM with --name")]

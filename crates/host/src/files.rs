@@ -27,8 +27,9 @@ impl Memfds {
     pub(crate) fn create(lengths: &[u64], opened: Option<u32>, huge_pages: Option<u64>) -> Result<Arc<Self>> {
         let make = |(index, bytes): (u32, &u64)| {
             let file = create::memory_in(*bytes, huge_pages)?;
-            if lengths.len() > 1 && Some(index) != opened {
-                rustix::fs::fchmod(&file, Mode::RUSR).map_err(failed("close a file of the region"))?;
+            if lengths.len() > 1 {
+                let mode = if Some(index) == opened { Mode::RUSR | Mode::WUSR } else { Mode::RUSR };
+                rustix::fs::fchmod(&file, mode).map_err(failed("close a file of the region"))?;
             }
             Ok(file)
         };

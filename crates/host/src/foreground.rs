@@ -53,7 +53,7 @@ impl Options {
         let members = self.vms + 1;
         let ranks = self.ranks.unwrap_or(4 * members);
         let each = ranks.div_ceil(members).max(1);
-        let mut config = Config::of(dir, self.region.sized(ranks));
+        let mut config = Config::of(dir, self.region.sized(ranks, self.vms));
         config.shared_quota = self.shared_quota;
         config.makers = self.makers.clone();
         config.remove_orphans = self.remove_orphans;
@@ -135,7 +135,7 @@ pub fn run<T>(options: &Options, beside: impl FnOnce(&Service) -> BesideResult<T
     // Flushed now for a reader at a pipe; a reader that is gone is no reason to end.
     let mut out = std::io::stdout();
     let _ = out.write_all(instructions(&service).as_bytes()).and_then(|()| out.flush());
-    let mib = service.region_bytes() >> 20;
+    let mib = service.total_bytes() >> 20;
     notify::ready(&format!(
         "a region of {mib} MiB for this host and {} VMs, at {}",
         options.vms,

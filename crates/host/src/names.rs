@@ -121,9 +121,7 @@ impl Registry {
         let shape = *region.shape();
         let mut free = Pool::default();
         if shape.shared_bytes > 0 {
-            // A file of its own begins with a mark (`members::mark`).
-            let offset = if shape.shared_file > 0 { PAGE } else { 0 };
-            free.give(Extent { offset, bytes: shape.shared_bytes - offset });
+            free.give(Extent { offset: 0, bytes: shape.shared_bytes });
         }
         let entries = (0..shape.objects).map(|_| Entry::default()).collect();
         Self {

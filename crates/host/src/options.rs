@@ -52,9 +52,15 @@ impl RegionOptions {
     /// The same with a size, for so many processes where none was asked for. The files of an isolated region have at least their share
     /// of that, and each is a power of two, so together they may have twice as much.
     #[must_use]
-    pub fn sized(self, ranks: u32) -> Self {
-        let factor = if self.isolated && self.bytes.is_none() { 2 } else { 1 };
-        Self { bytes: Some(self.bytes_for(ranks).saturating_mul(factor)), ..self }
+    pub fn sized(self, ranks: u32, vms: u32) -> Self {
+        let bytes = self.bytes_for(ranks);
+        if !self.isolated || self.bytes.is_some() {
+            return Self { bytes: Some(bytes), ..self };
+        }
+        // The host section's, the host's own, the shared one's.
+        let files = u64::from(vms).saturating_add(3);
+        let least = files.saturating_mul(self.huge_pages.unwrap_or(0)).checked_next_power_of_two();
+        Self { bytes: Some(bytes.saturating_mul(2).max(least.unwrap_or(1 << 63))), ..self }
     }
 }
 
@@ -85,7 +91,9 @@ mod tests {
         let told = RegionOptions { bytes: mib(64), shared_bytes: mib(256), ..RegionOptions::default() };
         assert_eq!(told.bytes_for(2), 64 << 20);
         let isolated = RegionOptions { isolated: true, ..RegionOptions::default() };
-        assert_eq!(isolated.sized(2).bytes, mib(256));
-        assert_eq!(RegionOptions { bytes: mib(64), ..isolated }.sized(2).bytes, mib(64));
+        assert_eq!(isolated.sized(2, 2).bytes, mib(256));
+        assert_eq!(RegionOptions { bytes: mib(64), ..isolated }.sized(2, 2).bytes, mib(64));
+        assert_eq!(RegionOptions { huge_pages: mib(1024), ..isolated }.sized(2, 2).bytes, mib(8192));
+        assert_eq!(RegionOptions::default().sized(2, 2).bytes, mib(128));
     }
 }

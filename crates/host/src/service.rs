@@ -22,7 +22,7 @@ use crate::errands::Errands;
 use crate::error::{Error, Result};
 use crate::files::{Memfds, View};
 use crate::ivshmem;
-use crate::members::{self, Members};
+use crate::members::Members;
 use crate::names::{self, Makers, Registry, Rules};
 use crate::options::RegionOptions;
 use crate::plan::{self, Place, Plan};
@@ -225,6 +225,7 @@ pub struct Service {
     /// The VMs that have sockets of their own.
     vms: Vec<String>,
     files: Arc<Memfds>,
+    total_bytes: u64,
     vectors: u16,
     /// Of an isolated region.
     links: Option<Links>,
@@ -245,29 +246,38 @@ impl Drop for MadeFolder {
 
 /// Links by which QEMU opens the files of an isolated region. They are removed at the end.
 #[derive(Debug)]
-struct Links(Vec<File>);
+struct Links(Vec<(File, PathBuf)>);
 
 impl Links {
     /// For files with these contents.
     fn make(common: &Path, files: &Memfds, contents: &[What], lengths: &[u64]) -> Result<Self> {
+        // Those of a service that was killed, which may have had others.
+        for (_, _, path) in File::links(common) {
+            let _ = std::fs::remove_file(path);
+        }
         let mut made = Self(Vec::new());
         for ((number, file), (what, bytes)) in (0..).zip(files.all()).zip(contents.iter().zip(lengths)) {
             let path = File::link(common, number, what);
-            // One that a service left which was killed.
-            let _ = std::fs::remove_file(&path);
-            let to = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
-            std::os::unix::fs::symlink(to, &path)
+            std::os::unix::fs::symlink(Self::target(file), &path)
                 .map_err(|source| Error::Folder { path: path.clone(), source })?;
-            made.0.push(File { number, what: what.clone(), path, bytes: *bytes });
+            made.0.push((File { number, what: what.clone(), path, bytes: *bytes }, Self::target(file)));
         }
         Ok(made)
+    }
+
+    /// Where a file can be opened, as long as this process lives.
+    fn target(file: &OwnedFd) -> PathBuf {
+        format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into()
     }
 }
 
 impl Drop for Links {
     fn drop(&mut self) {
-        for file in &self.0 {
-            let _ = std::fs::remove_file(&file.path);
+        for (file, target) in &self.0 {
+            // Another service may have made its own there since.
+            if std::fs::read_link(&file.path).is_ok_and(|found| found == *target) {
+                let _ = std::fs::remove_file(&file.path);
+            }
         }
     }
 }
@@ -301,9 +311,6 @@ impl Service {
         let contents = contents(&plan, &named);
         let source = Arc::clone(&files) as Arc<dyn Source>;
         let mut members = Members::create(&map, &plan.shape, &plan.lengths[1..], source, named)?;
-        if let Some(file) = shared {
-            members::mark(file, &members.region().shared()?)?;
-        }
         let hosts = (0..).zip(&own).map(|(index, _)| members.add_host(index)).collect::<Result<Vec<_>>>()?;
         let rules = Rules {
             quota: config.shared_quota,
@@ -321,13 +328,6 @@ impl Service {
         let attach_socket = config.attach_socket.unwrap_or_else(|| config.dir.join("socket"));
         let ivshmem_socket = config.ivshmem_socket.unwrap_or_else(|| config.dir.join("ivshmem"));
         let wake_socket = config.wake_socket.unwrap_or_else(|| config.dir.join("wake"));
-        let links = match config.region.isolated {
-            true => {
-                let common = config.section_links.unwrap_or_else(|| config.dir.join("section"));
-                Some(Links::make(&common, &files, &contents, &plan.lengths)?)
-            }
-            false => None,
-        };
         let errands = Errands::new()?;
         let region = lock(&members).region().clone();
         let doorbells = Doorbells::new(region.clone(), config.vectors)?;
@@ -378,6 +378,14 @@ impl Service {
         }
         router.set_settlers(attach.iter().rev().map(server::Server::settler).collect());
         router.set_wakers(attach.iter().rev().map(server::Server::waker).collect());
+        // Not before the attach sockets are this service's: another one may be at work there, with links of the same names.
+        let links = match config.region.isolated {
+            true => {
+                let common = config.section_links.unwrap_or_else(|| config.dir.join("section"));
+                Some(Links::make(&common, &files, &contents, &plan.lengths)?)
+            }
+            false => None,
+        };
         let vms: Vec<String> = config.vms.into_iter().map(|vm| vm.name).collect();
         // The device of a VM that has no name says nothing of the section that it would get.
         let sockets = |common: &Path| {
@@ -422,6 +430,7 @@ impl Service {
             wake_socket,
             vms,
             files,
+            total_bytes: plan.lengths.iter().sum(),
             vectors: config.vectors,
             links,
             _made: made,
@@ -440,9 +449,9 @@ impl Service {
         };
         match &self.links {
             None => Ok(device),
-            Some(Links(files)) => {
-                device.isolated_as(name, files.clone()).ok_or_else(|| Error::NoVm { name: name.to_owned() })
-            }
+            Some(Links(files)) => device
+                .isolated_as(name, files.iter().map(|(file, _)| file.clone()).collect())
+                .ok_or_else(|| Error::NoVm { name: name.to_owned() }),
         }
     }
 
@@ -515,6 +524,11 @@ impl Service {
         Arc::clone(&self.files) as Arc<dyn Source>
     }
 
+    /// Bytes of all files.
+    pub fn total_bytes(&self) -> u64 {
+        self.total_bytes
+    }
+
     /// Bytes of the region's first file.
     pub fn region_bytes(&self) -> u64 {
         self.files.bytes()
@@ -552,6 +566,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
+        self.links = None;
         self.ivshmem = None;
         // The door first.
         while self.attach.pop().is_some() {}

@@ -35,6 +35,8 @@ const LONG: Duration = Duration::from_secs(10);
 
 #[path = "vms/doorbells.rs"]
 mod doorbells;
+#[path = "vms/isolated.rs"]
+mod isolated;
 #[path = "vms/rules.rs"]
 mod rules;
 

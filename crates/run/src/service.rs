@@ -59,7 +59,10 @@ fn failed(e: &(dyn std::error::Error + 'static)) -> Error {
 
 impl StartService for Embedded {
     fn start(&self, config: &Config, verbose: bool, note: Note) -> Result<Option<Box<dyn Service>>> {
-        let mut host = isthmus_host::Config::of(&config.dir, config.region.sized(config.region_ranks));
+        let mut host = isthmus_host::Config::of(
+            &config.dir,
+            config.region.sized(config.region_ranks, u32::try_from(config.vms.len()).unwrap_or(u32::MAX)),
+        );
         host.host_ranks = config.host_ranks;
         host.vms = config
             .vms

@@ -168,7 +168,8 @@ impl RunSpec {
     pub fn settled(&self) -> (Self, Option<String>) {
         let mut spec = self.clone();
         let mut line = None;
-        if spec.sysv && spec.region.shared_bytes.is_none() {
+        // What all VMs can write is there only if it is asked for.
+        if spec.sysv && spec.region.shared_bytes.is_none() && !spec.region.isolated {
             spec.region.shared_bytes = Some(SYSV_BYTES);
         }
         let falls_back = spec.launcher == Launcher::Auto && spec.needs_no_mpi();
@@ -258,13 +259,12 @@ impl RunSpec {
         }
         if self.region.separate_sections && self.vms > 0 {
             return usage(
-                "--separate-sections is for plain processes: drop it, or drop --vms (a VM's device has the whole region)".into(),
+                "--separate-sections is for plain processes: drop it, or drop --vms (for VMs there is --isolated)".into(),
             );
         }
         if self.region.isolated && self.region.separate_sections {
             return usage(
-                "--separate-sections is for plain processes, --isolated for VMs: drop the one or the other"
-                    .into(),
+                "--separate-sections is for plain processes, --isolated for VMs: drop one of them".into(),
             );
         }
         if self.region.isolated && self.vms == 0 {
@@ -272,10 +272,15 @@ impl RunSpec {
                 "--isolated is for VMs: drop it, or add --vms N (--separate-sections is the like for plain processes)".into(),
             );
         }
+        if self.region.isolated && self.sysv && self.region.shared_bytes.is_none() {
+            return usage(
+                "--sysv needs memory that all VMs can write, which --isolated leaves out: add it with --shared 256M, or drop --isolated".into(),
+            );
+        }
         let most = MOST_ISOLATED;
         if self.region.isolated && usize::try_from(self.vms).is_ok_and(|vms| vms > most) {
             return usage(format!(
-                "--isolated is for {most} VMs at most, each of which has a device for each other one"
+                "--isolated is for {most} VMs at most, since each VM has a device for every section"
             ));
         }
         if self.region.grant_bytes > 0 && self.vms == 0 {
@@ -492,7 +497,16 @@ mod tests {
     #[test]
     fn contradictions_are_usage_errors() {
         let vm = |vm| RunSpec { vm, ..spec(1, Some(3), &["true"]) };
+        let isolated = |vms, shared_bytes| RunSpec {
+            region: RegionOptions { isolated: true, shared_bytes, ..RegionOptions::default() },
+            sysv: true,
+            ..spec(vms, Some(2), &["true"])
+        };
+        assert!(isolated(2, Some(1 << 20)).check().is_ok());
         for bad in [
+            isolated(2, None),
+            isolated(0, Some(1 << 20)),
+            isolated(17, Some(1 << 20)),
             spec(1, Some(1), &[]),
             spec(1, None, &["./prog"]),
             spec(1, Some(2), &["mpirun", "-n", "2", "./a"]),

@@ -13,9 +13,11 @@ use crate::error::{Error, Result};
 use crate::ivshmem::{Ivshmem, with_path};
 use crate::programs;
 use crate::qmp::Qmp;
+use rustix::fs::{Mode, OFlags};
 use rustix::process::Pid;
 use std::ffi::OsString;
 use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -142,6 +144,22 @@ impl VmConfig {
             line.option("-device", format!("virtio-net-pci,netdev=net,mac={},romfile=", tap.mac));
         }
         Ok(line.words)
+    }
+
+    /// The same with the files of an isolated region opened here, and passed on: QEMU may be in a name space from which it could
+    /// not open what another process has. The descriptors are inherited by whatever this process executes while they are open.
+    fn with_opened_sections(&self) -> Result<(Self, Vec<OwnedFd>)> {
+        let mut config = self.clone();
+        let mut opened = Vec::new();
+        let sections = config.ivshmem.iter_mut().filter_map(|ivshmem| ivshmem.isolated.as_mut());
+        for section in sections.flat_map(|(_, sections)| sections) {
+            let access = if section.is_writable { OFlags::RDWR } else { OFlags::RDONLY };
+            let file = rustix::fs::open(&section.path, access, Mode::empty())
+                .map_err(|e| Error::io(format!("open {}", section.path.display()))(e.into()))?;
+            section.path = format!("/proc/self/fd/{}", file.as_raw_fd()).into();
+            opened.push(file);
+        }
+        Ok((config, opened))
     }
 
     fn add_ports(&self, line: &mut Line) {
@@ -303,6 +321,7 @@ impl Vm {
     ///
     /// Returns once the process exists; [`Vm::exited`] and [`Vm::console_tail`] show if QEMU fails.
     pub fn start(config: &VmConfig) -> Result<Vm> {
+        let (config, opened) = config.with_opened_sections()?;
         let arguments = config.arguments()?;
         let qemu = program()?;
         let mut command = match config.prefix.split_first() {
@@ -323,6 +342,7 @@ impl Vm {
         let log_too = log.try_clone().map_err(creating(&messages))?;
         command.args(arguments).stdin(Stdio::null()).stdout(log).stderr(log_too).process_group(0);
         let child = command.spawn().map_err(Error::io(format!("run {}", programs::describe(&command))))?;
+        drop(opened);
         Ok(Vm {
             name: config.name.clone(),
             child,
