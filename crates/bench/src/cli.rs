@@ -13,7 +13,9 @@ use crate::placement::{Choice, Policy};
 use crate::program::Block;
 use crate::rank::What as Objects;
 use crate::subject::Peers;
-use crate::{fluid, lane, mpi, objects, onecopy, peers, placement, promise, rank, record, show, sysv};
+use crate::{
+    fluid, isolated, lane, mpi, objects, onecopy, peers, placement, promise, rank, record, show, sysv,
+};
 
 const QUICK_ROUNDS: u32 = 3;
 
@@ -50,6 +52,8 @@ enum What {
     Lane(LaneArgs),
     /// Long messages in one copy beside two: from buffers that come back, in pools of several sizes, and from such that never do.
     Onecopy(OnecopyArgs),
+    /// What it costs that each VM writes its own section alone (run's --isolated): messages, and the boot of 2 and 8 VMs.
+    Isolated(IsolatedArgs),
     /// How long an MPI takes to find a message among 10 to 10,000 posted receives or waiting messages.
     Matching(MatchingArgs),
     /// All that is promised of speed and size, in one table beside what is measured now.
@@ -85,6 +89,7 @@ impl What {
             | Self::Counter(ObjectArgs { common, .. })
             | Self::Ivc(ObjectArgs { common, .. })
             | Self::Onecopy(OnecopyArgs { common, .. })
+            | Self::Isolated(IsolatedArgs { common })
             | Self::Wait(WaitArgs { common })
             | Self::Sph(SphArgs { common, .. })
             | Self::Collectives(CollectivesArgs { common, .. }) => (&common.json, &None),
@@ -301,6 +306,12 @@ struct OnecopyArgs {
 }
 
 #[derive(Args, Debug)]
+struct IsolatedArgs {
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Args, Debug)]
 struct PeersArgs {
     /// An MPI: its directory, or its name on the PATH; may be repeated.
     #[arg(long, value_name = "DIR|NAME")]
@@ -424,6 +435,7 @@ pub fn main(args: &BenchArgs) -> i32 {
         What::Mpi(args) => bench_mpi(args),
         What::Lane(args) => bench_lane(args),
         What::Onecopy(args) => bench_onecopy(args),
+        What::Isolated(args) => bench_isolated(args),
         What::Matching(args) => bench_matching(args),
         What::Collectives(args) => bench_collectives(args),
         What::Peers(args) => bench_peers(args),
@@ -680,6 +692,18 @@ fn bench_onecopy(args: &OnecopyArgs) -> Result<()> {
         isthmus_region::say!("\nEach of 1,024 pages, so many at once, in one launch:\n");
         isthmus_region::print::to_stdout(&onecopy::pages::text(&done.pages));
     }
+    kept?;
+    args.common.say_where();
+    if done.is_whole() { Ok(()) } else { Err(Error::Incomplete) }
+}
+
+fn bench_isolated(args: &IsolatedArgs) -> Result<()> {
+    let mut plan = args.common.plan(2, 2, Peers { not_isolated: true, ..Peers::USUAL })?;
+    plan.blocks = isolated::blocks();
+    let done = isolated::run(&plan, args.common.quick, &mut |what| isthmus_region::tell!("{what}"))?;
+    let kept = args.common.keep(&done.comparison.records);
+    show::comparison(&plan, &done.comparison);
+    show::promises(&done.rows);
     kept?;
     args.common.say_where();
     if done.is_whole() { Ok(()) } else { Err(Error::Incomplete) }

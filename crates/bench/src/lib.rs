@@ -42,6 +42,7 @@ pub mod cli;
 pub mod doorbell;
 pub mod error;
 pub mod fluid;
+pub mod isolated;
 pub mod job;
 pub mod lane;
 pub mod memory;

@@ -79,6 +79,12 @@ impl Wanted {
         Self { what: what.into(), promise, benchmark, bytes, depth: None, peer, subject: "isthmus" }
     }
 
+    /// Of which figure it is: benchmark and bytes.
+    #[cfg(test)]
+    pub(crate) fn of(&self) -> (&'static str, u64) {
+        (self.benchmark, self.bytes)
+    }
+
     fn missing(&self, mpi: Option<&str>, why: &str) -> Row {
         Row::missing(&self.what, mpi, self.promise, why)
     }
@@ -87,7 +93,7 @@ impl Wanted {
     fn wanted_way(&self, peer: &str) -> &'static str {
         if crate::subject::is_tcp(peer) {
             "tcp"
-        } else if peer == crate::subject::TWO_COPIES {
+        } else if [crate::subject::TWO_COPIES, crate::subject::DEFAULT].contains(&peer) {
             "region"
         } else if peer == COPIES_ONCE && self.bytes >= COPIED_ONCE {
             "cma"

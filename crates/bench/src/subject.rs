@@ -43,14 +43,22 @@ pub struct Peers {
     /// Isthmus itself in two copies, and in one wherever that can be, beside what it chooses; between VMs each of its processes may
     /// grant pages. Also with large allocations in the region.
     pub one_copy: bool,
+    /// Isthmus by default, where it is isolated itself: each VM writes its own section alone.
+    pub not_isolated: bool,
     /// All ways of Open MPI over TCP between VMs; else two of the four, which a first look is made with.
     pub every_way: bool,
 }
 
 impl Peers {
     /// What most people choose from.
-    pub const USUAL: Self =
-        Self { tcp: true, shared: true, two_copy: false, one_copy: false, every_way: true };
+    pub const USUAL: Self = Self {
+        tcp: true,
+        shared: true,
+        two_copy: false,
+        one_copy: false,
+        not_isolated: false,
+        every_way: true,
+    };
 }
 
 /// How a subject's ranks are started.
@@ -194,6 +202,10 @@ pub fn subjects(setting: &Setting, peers: Peers) -> Vec<Subject> {
     let granting: &[&str] = if peers.one_copy && setting.vms > 0 { &GRANTING } else { &[] };
     let ours =
         |name, is_peer, args, env| Subject { name, vms: setting.vms, via: Via::Region, is_peer, args, env };
+    if peers.not_isolated {
+        let args: &[&str] = &["--isolated"];
+        return vec![ours(ISOLATED, false, args, Vec::new()), ours(DEFAULT, true, &[], Vec::new())];
+    }
     // Told to choose, whatever this process's own environment says, where others are told not to.
     let choice = if peers.one_copy { vec![("FI_ISTHMUS_LONG", "auto")] } else { Vec::new() };
     let mut all = vec![ours("isthmus", false, granting, choice.clone())];
@@ -229,6 +241,11 @@ pub fn subjects(setting: &Setting, peers: Peers) -> Vec<Subject> {
 
 /// The ways over TCP that are best most often, with short messages and with long ones.
 const FIRST_LOOK: [&str; 2] = ["tcp-btl+yield", "tcp-ofi"];
+
+/// Isthmus in isolated mode, and as it is by default.
+pub const ISOLATED: &str = "isthmus-isolated";
+/// See [`ISOLATED`].
+pub const DEFAULT: &str = "isthmus";
 
 /// Isthmus with long messages in two copies, and in one copy wherever that can be.
 pub const TWO_COPIES: &str = "isthmus-copy";
@@ -447,6 +464,16 @@ mod tests {
         let two_copy = Peers { tcp: false, shared: false, two_copy: true, ..Peers::USUAL };
         let names: Vec<_> = subjects(&setting, two_copy).iter().map(|s| s.name).collect();
         assert_eq!(names, ["isthmus", "ompi-sm-nocma"]);
+    }
+
+    #[test]
+    fn isolated_and_default_differ_in_nothing_else() {
+        let setting = setting(Flavour::OpenMpi, 2);
+        let peers = Peers { not_isolated: true, ..Peers::USUAL };
+        let all = subjects(&setting, peers);
+        assert!(all[0].is_isthmus() && !all[1].is_isthmus() && all.len() == 2);
+        let line = |at: usize| all[at].launch(&setting, Path::new("/p"), &[], Path::new("/s")).line();
+        assert_eq!(line(0).replace(" --isolated", ""), line(1));
     }
 
     #[test]

@@ -90,6 +90,14 @@ impl Check {
             for fault in faults {
                 print(&format!("{fault}\n"));
             }
+            // Who they are: the host service has their names, and no member can change those of others where it cannot write them.
+            for member in found.survey.iter().flat_map(|survey| &survey.members) {
+                let its = format!("peer {}", member.index);
+                let is_its = |place: &str| place == its || place.starts_with(&format!("{its},"));
+                if faults.iter().any(|fault| is_its(&fault.place)) {
+                    print(&format!("{its} is '{}'\n", member.name));
+                }
+            }
             let summary = match (&found.survey, faults.len() as u64 + more) {
                 (Some(survey), 0) => {
                     let endpoints: usize = survey.members.iter().map(|m| m.endpoints.len()).sum();
