@@ -203,7 +203,7 @@ fn reach<'a>(from: &Member, to: Option<(&'a Member, &Endpoint)>) -> Result<&'a R
     if from.file != member.file {
         return Err(choice(
             "by messages, which the target's progress serves",
-            "the sender may not write the target's section, which lies in a file of its own (--separate-sections)",
+            "the sender may not write the target's section, which lies in a file of its own (--separate-sections, --isolated)",
         ));
     }
     match member.registrations_of(endpoint) {
