@@ -52,7 +52,7 @@ enum What {
     Lane(LaneArgs),
     /// Long messages in one copy beside two: from buffers that come back, in pools of several sizes, and from such that never do.
     Onecopy(OnecopyArgs),
-    /// What it costs that each VM writes its own section alone (run's --isolated): messages, and the boot of 2 and 8 VMs.
+    /// What it costs that each VM writes only its own section (run's --isolated): messages, and the boot of 2 and 8 VMs.
     Isolated(IsolatedArgs),
     /// How long an MPI takes to find a message among 10 to 10,000 posted receives or waiting messages.
     Matching(MatchingArgs),

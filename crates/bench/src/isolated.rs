@@ -1,4 +1,4 @@
-//! `bench isolated`: what it costs that each VM can write its own section alone: messages beside those of the default mode, and how long
+//! `bench isolated`: what it costs that each VM can write only its own section: messages beside those of the default mode, and how long
 //! VMs take to boot, which have a device for each section.
 
 use std::ffi::OsString;

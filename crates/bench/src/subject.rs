@@ -43,7 +43,7 @@ pub struct Peers {
     /// Isthmus itself in two copies, and in one wherever that can be, beside what it chooses; between VMs each of its processes may
     /// grant pages. Also with large allocations in the region.
     pub one_copy: bool,
-    /// Isthmus by default, where it is isolated itself: each VM writes its own section alone.
+    /// Isthmus by default, where it is isolated itself: each VM writes only its own section.
     pub not_isolated: bool,
     /// All ways of Open MPI over TCP between VMs; else two of the four, which a first look is made with.
     pub every_way: bool,

@@ -13,7 +13,7 @@ pub(crate) struct RegionArgs {
     /// Take the region from the kernel's huge pages of this size (2M, 1G), or do not start; `no`: from ordinary pages
     #[arg(long, value_name = "SIZE", default_value = "no", value_parser = size::parse_huge_pages)]
     huge_pages: size::HugePages,
-    /// Bytes of the region for named objects (segments, barriers, locks), which all processes write; by default an eighth
+    /// Bytes of the region for named objects (segments, barriers, locks), which all processes write; by default an eighth, with --isolated none
     #[arg(long, value_name = "SIZE", value_parser = size::parse_or_none)]
     shared: Option<u64>,
     /// Most bytes of all named objects that were made in one VM, by root there too; those of the host are not counted
@@ -28,9 +28,9 @@ pub(crate) struct RegionArgs {
     /// VMs only
     #[arg(long)]
     separate_sections: bool,
-    /// Let each VM write nothing but its own section, which QEMU sees to: a VM that is broken or hostile spoils what it sends, and
-    /// nothing else. 16 VMs at most. One-sided operations go by messages, and there are no named objects (locks, barriers, System V
-    /// IPC) but with --shared SIZE, which all can write. It protects from changes, and not from being read
+    /// Let each VM write only its own section, which QEMU enforces: a VM that is broken or hostile cannot change what others have; it
+    /// can still send garbage, slow others down, or make them wait, and read everything. 16 VMs at most. One-sided operations wait
+    /// for their target, and there are no named objects (locks, barriers, System V IPC) but with --shared SIZE, which all can write
     #[arg(long)]
     isolated: bool,
 }

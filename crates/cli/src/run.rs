@@ -51,7 +51,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = LauncherArg::Auto)]
     launcher: LauncherArg,
     /// Have the processes' System V IPC (shared memory, semaphores, message queues) go through the region, and so reach across
-    /// VMs: preloads libisthmus-sysv.so. Implies --shared 256M. Where no MPI is on the PATH, also --launcher none
+    /// VMs: preloads libisthmus-sysv.so. Implies --shared 256M (with --isolated, which has none by itself, give it). Where no MPI is on the PATH, also --launcher none
     #[arg(long)]
     sysv: bool,
     /// Put large allocations of the processes (malloc(3), from 64 KiB on) into the region, up to SIZE of each: windows of RMA there are

@@ -251,10 +251,6 @@ struct Links(Vec<(File, PathBuf)>);
 impl Links {
     /// For files with these contents.
     fn make(common: &Path, files: &Memfds, contents: &[What], lengths: &[u64]) -> Result<Self> {
-        // Those of a service that was killed, which may have had others.
-        for (_, _, path) in File::links(common) {
-            let _ = std::fs::remove_file(path);
-        }
         let mut made = Self(Vec::new());
         for ((number, file), (what, bytes)) in (0..).zip(files.all()).zip(contents.iter().zip(lengths)) {
             let path = File::link(common, number, what);
@@ -263,6 +259,13 @@ impl Links {
             made.0.push((File { number, what: what.clone(), path, bytes: *bytes }, Self::target(file)));
         }
         Ok(made)
+    }
+
+    /// Removes what is there.
+    fn clear(common: &Path) {
+        for (_, _, path) in File::links(common) {
+            let _ = std::fs::remove_file(path);
+        }
     }
 
     /// Where a file can be opened, as long as this process lives.
@@ -379,13 +382,11 @@ impl Service {
         router.set_settlers(attach.iter().rev().map(server::Server::settler).collect());
         router.set_wakers(attach.iter().rev().map(server::Server::waker).collect());
         // Not before the attach sockets are this service's: another one may be at work there, with links of the same names.
-        let links = match config.region.isolated {
-            true => {
-                let common = config.section_links.unwrap_or_else(|| config.dir.join("section"));
-                Some(Links::make(&common, &files, &contents, &plan.lengths)?)
-            }
-            false => None,
-        };
+        let common = config.section_links.unwrap_or_else(|| config.dir.join("section"));
+        // Those of an isolated service that was killed here would mislead, whatever this one is.
+        Links::clear(&common);
+        let links = config.region.isolated.then(|| Links::make(&common, &files, &contents, &plan.lengths));
+        let links = links.transpose()?;
         let vms: Vec<String> = config.vms.into_iter().map(|vm| vm.name).collect();
         // The device of a VM that has no name says nothing of the section that it would get.
         let sockets = |common: &Path| {
