@@ -90,7 +90,7 @@ impl Check {
             for fault in faults {
                 print(&format!("{fault}\n"));
             }
-            // Who they are: the host service has their names, and no member can change those of others where it cannot write them.
+            // By the names that the peer table has for them.
             for member in found.survey.iter().flat_map(|survey| &survey.members) {
                 let its = format!("peer {}", member.index);
                 let is_its = |place: &str| place == its || place.starts_with(&format!("{its},"));

@@ -490,7 +490,11 @@ fn find(config: &Config, deadline: Instant) -> Result<Found> {
         };
         for device in devices.iter().filter(is_wanted) {
             let opened = match Isolated::of(device, devices.clone()) {
-                Some(isolated) => open_isolated(isolated, device, config.driver, may_bind),
+                // The port may have a number for other reasons, beside another program's device in slot 1.
+                Some(isolated) => match open_isolated(isolated, device, config.driver, may_bind) {
+                    Err(Error::NoRegion { .. }) => open(device, config.driver, may_bind),
+                    opened => opened,
+                },
                 None => open(device, config.driver, may_bind),
             };
             match opened {

@@ -23,7 +23,7 @@ pub struct RegionOptions {
     pub alloc_bytes: u64,
     /// Whether each process that is expected becomes a peer, whose section the others cannot write. Not with VMs.
     pub separate_sections: bool,
-    /// Whether each VM can write its own section alone. By default there are no named objects then.
+    /// Whether each VM can write only its own section. By default there are no named objects then.
     pub isolated: bool,
 }
 

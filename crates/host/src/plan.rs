@@ -66,42 +66,13 @@ pub fn together(shape: Shape, weights: &[u32]) -> Result<Plan> {
     Ok(Plan { shape, places: places(&shape, weights)?, lengths: vec![shape.region_bytes] })
 }
 
-/// A file for each section, all peers' alike: so a process can have the others' memory without the right to write it. `whole` is the
-/// shape of a region in one file, whose bytes are what all files may have together; no file has less than `least` bytes. A file's
-/// bytes are a power of two, as those of a BAR.
-///
-/// # Errors
-/// [`Error::TooSmall`]; [`Error::Region`] for more files than the format allows.
-pub fn separate(whole: Shape, least: u64) -> Result<Plan> {
-    let bytes_of = |section: u64| section.next_power_of_two().max(least).max(LEAST_REGION_BYTES);
-    let of_shared = u32::from(whole.shared_bytes > 0);
-    let first_of_peers = 1 + of_shared;
-    let mut shape = whole.with_files(first_of_peers + whole.peers, of_shared)?;
-    let mut lengths = vec![bytes_of(shape.host_bytes)];
-    lengths.extend((of_shared > 0).then(|| bytes_of(shape.shared_bytes)));
-    let (others, peers) = (lengths.iter().sum::<u64>(), u64::from(shape.peers));
-    let each = whole.region_bytes.saturating_sub(others) / peers;
-    // The greatest power of two that is no larger.
-    let bytes = each.checked_ilog2().map_or(0, |bits| 1 << bits);
-    let needed = bytes_of(least_section_bytes(&shape));
-    if bytes < needed {
-        let needed = others + peers * needed;
-        return Err(Error::TooSmall { bytes: whole.region_bytes, peers: shape.peers as usize, needed });
-    }
-    shape.region_bytes = lengths[0];
-    let places = (first_of_peers..).take(shape.peers as usize);
-    let places = places.map(|file| Place { file, section: 0, bytes }).collect();
-    lengths.resize(lengths.len() + shape.peers as usize, bytes);
-    Ok(Plan { shape, places, lengths })
-}
-
-/// A file for each section, of a size that goes by its weight: so a VM can have the others' memory as devices that it cannot write.
-/// `whole` is the shape of a region in one file, whose bytes are what all files may have together; no file has less than `least`
+/// A file for each section, of a size that goes by its weight: so a process or a VM can have the others' memory without the right to write
+/// it. `whole` is the shape of a region in one file, whose bytes are what all files may have together; no file has less than `least`
 /// bytes. A file's bytes are a power of two, as those of a BAR.
 ///
 /// # Errors
-/// As [`separate`].
-pub fn isolated(whole: Shape, weights: &[u32], least: u64) -> Result<Plan> {
+/// [`Error::TooSmall`]; [`Error::Region`] for more files than the format allows.
+pub fn separate(whole: Shape, weights: &[u32], least: u64) -> Result<Plan> {
     let file_of = |section: u64| section.next_power_of_two().max(least).max(LEAST_REGION_BYTES);
     let of_shared = u32::from(whole.shared_bytes > 0);
     let first_of_peers = 1 + of_shared;
@@ -159,7 +130,7 @@ mod tests {
         for shared in [0, 1 << 20] {
             let whole = Shape::new(64 << 20, [1, 2], 3, 64).unwrap();
             let whole = if shared == 0 { whole } else { whole.with_shared(shared, 8).unwrap() };
-            let Plan { shape, places, lengths } = separate(whole, 0).unwrap();
+            let Plan { shape, places, lengths } = separate(whole, &[1; 3], 0).unwrap();
             let first = if shared == 0 { 1 } else { 2 };
             assert_eq!((shape.files, lengths.len()), (first + 3, first as usize + 3));
             assert!(lengths.iter().all(|bytes| bytes.is_power_of_two()));
@@ -172,17 +143,17 @@ mod tests {
                 assert_eq!(*place, Place { file, section: 0, bytes: 16 << 20 });
                 assert_eq!(lengths[file as usize], 16 << 20);
             }
-            assert!(separate(whole, 32 << 20).is_err(), "huge pages that are too large");
+            assert!(separate(whole, &[1; 3], 32 << 20).is_err(), "huge pages that are too large");
         }
     }
 
     #[test]
-    fn isolated_sections_go_by_their_weight() {
+    fn separate_sections_go_by_their_weight() {
         let whole = Shape::new(256 << 20, [1, 2], 4, 64).unwrap();
         let whole = whole.with_section_align(DEVICE_SECTION_ALIGN).unwrap();
         for shared in [0, 16 << 20] {
             let whole = if shared == 0 { whole } else { whole.with_shared(shared, 8).unwrap() };
-            let Plan { shape, places, lengths } = isolated(whole, &[0, 2, 1, 1], 0).unwrap();
+            let Plan { shape, places, lengths } = separate(whole, &[0, 2, 1, 1], 0).unwrap();
             assert_eq!(shape.files as usize, lengths.len());
             assert!(lengths.iter().all(|bytes| bytes.is_power_of_two() && *bytes >= DEVICE_SECTION_ALIGN));
             assert!(lengths.iter().sum::<u64>() <= 256 << 20);
@@ -193,12 +164,12 @@ mod tests {
                 assert_eq!((place.section, place.bytes), (0, lengths[place.file as usize]));
             }
         }
-        let Err(Error::TooSmall { needed, .. }) = isolated(whole, &[1; 4], 128 << 20) else {
+        let Err(Error::TooSmall { needed, .. }) = separate(whole, &[1; 4], 128 << 20) else {
             panic!("huge pages that are too large")
         };
         assert_eq!(needed, 5 * (128 << 20));
         assert_eq!(
-            isolated(Shape { region_bytes: needed, ..whole }, &[0; 4], 128 << 20).unwrap().lengths.len(),
+            separate(Shape { region_bytes: needed, ..whole }, &[0; 4], 128 << 20).unwrap().lengths.len(),
             5
         );
     }

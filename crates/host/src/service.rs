@@ -467,7 +467,7 @@ impl Service {
         }
     }
 
-    /// Whether each VM can write its own section alone.
+    /// Whether each VM can write only its own section.
     pub fn is_isolated(&self) -> bool {
         self.links.is_some()
     }
@@ -678,8 +678,8 @@ fn plan(config: &Config, region_bytes: u64, own: usize) -> Result<Plan> {
     let weights: Vec<u32> =
         std::iter::once(config.host_ranks).chain(config.vms.iter().map(|vm| vm.ranks)).collect();
     let cut = |shape| match options.separate_sections {
-        true => plan::separate(shape, options.huge_pages.unwrap_or(0)),
-        false if options.isolated => plan::isolated(shape, &weights, options.huge_pages.unwrap_or(0)),
+        true => plan::separate(shape, &vec![1; own], options.huge_pages.unwrap_or(0)),
+        false if options.isolated => plan::separate(shape, &weights, options.huge_pages.unwrap_or(0)),
         false => plan::together(shape, &weights),
     };
     let with = |bytes| bare.with_shared(bytes, objects_for(bytes)).map_err(Error::from).and_then(cut);
