@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use isthmus_region::dax;
 use isthmus_region::driver::{self, Ringer};
 use isthmus_region::mapping::Mapping;
 use isthmus_region::member::Member;
@@ -62,6 +63,8 @@ pub fn connect_at(path: &Path) -> Result<Arc<Member>> {
     let own = found.peer(welcome.peer)?.map_or(0, |peer| peer.file);
     // What rings, and grants pages, is the device with the own section. Where the driver has one it has all.
     let device = match own {
+        // Beside a memory device there may be doorbells.
+        0 if dax::may_be_dax(&region) => file_of(&mut connection, dax::BELL).ok(),
         0 => Some(region),
         file if driver::bytes(region.as_fd()).is_some() => Some(file_of(&mut connection, file)?),
         _ => None,

@@ -1,6 +1,7 @@
 //! What `isthmus run` and `isthmus host` are told about the region that they make.
 
 use isthmus_host::RegionOptions;
+use isthmus_host::options::Source;
 
 use crate::size;
 
@@ -33,6 +34,22 @@ pub(crate) struct RegionArgs {
     /// for their target, and there are no named objects (locks, barriers, System V IPC) but with --shared SIZE, which all can write
     #[arg(long)]
     isolated: bool,
+    /// What VMs have the region as: `ivshmem`, a PCI device that can be unplugged; or `dax`, a memory device (NVDIMM), which stock
+    /// kernels map write-back and in pages of 2 MiB without the guest driver. Not with --isolated or --grant; such VMs cannot be migrated
+    #[arg(
+        long,
+        value_name = "ivshmem|dax",
+        default_value = "ivshmem",
+        hide_possible_values = true,
+        hide_default_value = true
+    )]
+    source: SourceArg,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum SourceArg {
+    Ivshmem,
+    Dax,
 }
 
 impl From<RegionArgs> for RegionOptions {
@@ -46,6 +63,10 @@ impl From<RegionArgs> for RegionOptions {
             alloc_bytes: 0,
             separate_sections: args.separate_sections,
             isolated: args.isolated,
+            source: match args.source {
+                SourceArg::Ivshmem => Source::Ivshmem,
+                SourceArg::Dax => Source::Dax,
+            },
         }
     }
 }

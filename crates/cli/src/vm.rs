@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Subcommand, ValueEnum};
 use isthmus_attach::client;
-use isthmus_host::device::{Device, File};
+use isthmus_host::device::{self, Device, File};
 use isthmus_host::{foreground, service};
 
 use crate::{report, size};
@@ -87,8 +87,15 @@ impl DeviceArgs {
             region_bytes: region_bytes.next_power_of_two(),
             vectors: service::VECTORS,
             isolated: None,
+            dax: None,
         };
         let files = File::beside(&foreground::section_links(&attach))?;
+        let (memory, files): (Vec<_>, Vec<_>) =
+            files.into_iter().partition(|file| file.what == device::What::Dax);
+        let device = match memory.into_iter().next() {
+            Some(file) => device.beside_dax(file),
+            None => device,
+        };
         let device = match (&self.name, files.is_empty()) {
             (_, true) => device,
             // Of the host, too, there is a section, and no device.
@@ -104,6 +111,11 @@ impl DeviceArgs {
             && device.isolated.is_some()
         {
             return Err(isthmus_host::Error::NoLibvirtIsolated);
+        }
+        if matches!(self.format, Some(Format::LibvirtDevices | Format::LibvirtOverride))
+            && device.dax.is_some()
+        {
+            return Err(isthmus_host::Error::NoLibvirtDax);
         }
         let text = match self.format {
             None => device.text(),

@@ -19,6 +19,7 @@ use isthmus_attach::deaths::Deaths;
 use isthmus_attach::ring;
 use isthmus_attach::server::{self, Allowed, Observer};
 use isthmus_region::Error as RegionError;
+use isthmus_region::dax::{self, Dax};
 use isthmus_region::directory::{self, Directory};
 use isthmus_region::driver::{self, Driver};
 use isthmus_region::format;
@@ -215,6 +216,8 @@ struct Found {
     source: Arc<dyn Source>,
     region: Region,
     driver: Option<Arc<Driver>>,
+    /// Whether the driver's device has this VM's section, whose pages it can give out then.
+    is_drivers: bool,
 }
 
 /// A running agent. Dropping it ends the service; attached processes go on without it.
@@ -296,13 +299,13 @@ impl Agent {
     ) -> Result<Self> {
         prepare_socket(config)?;
         let region = Region::open_from(&Mapping::of(&*source)?, Some(Arc::clone(&source)))?;
-        let found = Found { source, region, driver: None };
+        let found = Found { source, region, driver: None, is_drivers: false };
         let joined = Joined::at(config, &found, port, Instant::now() + config.patience, config.patience)?;
         Self::serve(config, found, joined, observer)
     }
 
     fn serve(config: &Config, found: Found, joined: Joined, observer: Observer) -> Result<Self> {
-        let Found { source, region, driver } = found;
+        let Found { source, region, driver, .. } = found;
         let Joined { peer, writer, port, reader } = joined;
         if let Some(driver) = &driver {
             driver.join(peer.index).map_err(|e| isthmus_region::Error::Service {
@@ -497,6 +500,14 @@ fn find(config: &Config, deadline: Instant) -> Result<Found> {
                 },
                 None => open(device, config.driver, may_bind),
             };
+            let opened = match opened {
+                // Its memory is for doorbells alone where the region is on a memory device.
+                Err(Error::NoRegion { .. } | Error::Region(RegionError::Version { .. })) => {
+                    let memory = dax::Device::find().into_iter().find(has_region);
+                    memory.map_or(opened, |memory| open_dax(memory, device, config.driver, may_bind))
+                }
+                opened => opened,
+            };
             match opened {
                 Ok(found) => return Ok(found),
                 // The magic word is written last, so waiting will not help.
@@ -530,7 +541,8 @@ fn open(device: &Ivshmem, choice: DriverChoice, may_bind: bool) -> Result<Found>
     let with_driver = |driver: Driver| {
         let region = Region::open(&Mapping::of(&driver)?)?;
         let driver = Arc::new(driver.for_region(region.shape()));
-        Ok(Found { source: Arc::clone(&driver) as Arc<dyn Source>, region, driver: Some(driver) })
+        let source = Arc::clone(&driver) as Arc<dyn Source>;
+        Ok(Found { source, region, driver: Some(driver), is_drivers: true })
     };
     match Driver::of(device) {
         Some(Ok(driver)) if choice != DriverChoice::Off => return with_driver(driver),
@@ -573,7 +585,39 @@ fn open(device: &Ivshmem, choice: DriverChoice, may_bind: bool) -> Result<Found>
         }
         return open(device, DriverChoice::Off, false);
     }
-    Ok(Found { source: Arc::new(source), region, driver: None })
+    Ok(Found { source: Arc::new(source), region, driver: None, is_drivers: false })
+}
+
+/// Whether a memory device holds a region.
+fn has_region(device: &dax::Device) -> bool {
+    let map = Mapping::of(&Dax::new(device.clone(), None));
+    map.is_ok_and(|map| Region::is_there(&map))
+}
+
+/// The region on a memory device. The ivshmem device beside it is for doorbells, which take the driver.
+fn open_dax(memory: dax::Device, bells: &Ivshmem, choice: DriverChoice, may_bind: bool) -> Result<Found> {
+    let bound = Driver::of(bells);
+    let driver = match (choice, bound) {
+        (DriverChoice::Off, Some(_)) => {
+            driver::release(bells)?;
+            None
+        }
+        (DriverChoice::Off, None) => None,
+        (_, Some(driver)) => Some(driver?),
+        (DriverChoice::Auto, None) if !may_bind || !driver::is_loaded() => None,
+        (DriverChoice::Auto | DriverChoice::Require, None) => match Driver::bind(bells) {
+            Ok(driver) => Some(driver),
+            Err(e) if choice == DriverChoice::Require => return Err(e.into()),
+            Err(e) => {
+                boot::console(&format!("isthmus: {e}; sleepers are woken by the agents"));
+                None
+            }
+        },
+    };
+    let driver = driver.map(Arc::new);
+    let source: Arc<dyn Source> = Arc::new(Dax::new(memory, driver.clone()));
+    let region = Region::open_from(&Mapping::of(&*source)?, Some(Arc::clone(&source)))?;
+    Ok(Found { source, region, driver, is_drivers: false })
 }
 
 /// As [`open`], of an isolated region.
@@ -633,12 +677,14 @@ fn found_in(isolated: Isolated) -> Result<Found> {
     let driver = isolated.own_driver().cloned();
     let source: Arc<dyn Source> = Arc::new(isolated);
     let region = Region::open_from(&Mapping::of(&*source)?, Some(Arc::clone(&source)))?;
-    Ok(Found { source, region, driver })
+    let is_drivers = driver.is_some();
+    Ok(Found { source, region, driver, is_drivers })
 }
 
 /// Has the driver make the pool of pages in the section of this VM; gives its bytes, none where there is no driver or no room.
 fn place_pool(config: &Config, found: &Found, own: &PeerInfo) -> u64 {
-    let Some(driver) = found.driver.as_ref().filter(|driver| driver.info().has_pages) else { return 0 };
+    let driver = found.driver.as_ref().filter(|driver| found.is_drivers && driver.info().has_pages);
+    let Some(driver) = driver else { return 0 };
     let shape = found.region.shape();
     let align = shape.section_align;
     // The heap keeps at least a quarter of what there is.

@@ -157,7 +157,7 @@ fn boot() -> Result<Booted> {
     let text = fs::read(boot_config::PATH).map_err(cannot(format!("read {}", boot_config::PATH)))?;
     let config: BootConfig = serde_json::from_slice(&text).map_err(BootError::Config)?;
     step("the kernel");
-    modules::load(config.wants_network())?;
+    modules::load(config.wants_network(), config.dax)?;
     modules::load_driver();
     step("modules");
     let upper = mounts::root(&config)?;

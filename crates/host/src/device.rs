@@ -7,11 +7,13 @@ use crate::error::{Error, Result};
 
 use isthmus_attach::ring::PORT;
 use isthmus_region::isolated::slot_of;
-use isthmus_vm::ivshmem::{Ivshmem, MODEL, Section, with_path};
+use isthmus_vm::ivshmem::{Dimm, Ivshmem, MODEL, Section, with_path};
 
 /// What the parts' names begin with, and the root port's number, which no other of the VM's should have.
 const ID: &str = "isthmus";
 const CHASSIS: u32 = 77;
+/// Bytes of the ivshmem device's memory where it is for doorbells alone.
+pub(crate) const BELL_BYTES: u64 = isthmus_region::format::LEAST_REGION_BYTES;
 /// The PCI controller's index in libvirt's XML: just beyond those that virt-install makes, since libvirt fills gaps
 /// with root ports.
 const LIBVIRT_INDEX: u32 = 16;
@@ -29,9 +31,11 @@ pub struct Device {
     pub vectors: u16,
     /// In isolated mode, which file of the region the device has, and all others.
     pub isolated: Option<(u32, Vec<File>)>,
+    /// The file of a memory device that has the region; the ivshmem device is for doorbells alone then.
+    pub dax: Option<File>,
 }
 
-/// A file of an isolated region that a VM gets as a device of its own.
+/// A file of a region that a VM gets as a device of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File {
     /// Its number.
@@ -44,7 +48,7 @@ pub struct File {
     pub bytes: u64,
 }
 
-/// What is in a file of an isolated region.
+/// What is in such a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum What {
     /// The header and the tables, which the host service writes.
@@ -53,6 +57,8 @@ pub enum What {
     Shared,
     /// The section of the member with this name.
     Of(String),
+    /// The whole region, behind what a memory device begins with.
+    Dax,
 }
 
 impl std::fmt::Display for What {
@@ -61,6 +67,7 @@ impl std::fmt::Display for What {
             Self::Region => f.write_str("region"),
             Self::Shared => f.write_str("shared"),
             Self::Of(name) => write!(f, "of-{name}"),
+            Self::Dax => f.write_str("dax"),
         }
     }
 }
@@ -70,6 +77,7 @@ impl What {
         match text {
             "region" => Some(Self::Region),
             "shared" => Some(Self::Shared),
+            "dax" => Some(Self::Dax),
             _ => text.strip_prefix("of-").map(|name| Self::Of(name.to_owned())),
         }
     }
@@ -83,7 +91,7 @@ impl File {
         path.into()
     }
 
-    /// The links that a service has made to the files of an isolated region, in order: `COMMON-NUMBER.WHAT`.
+    /// The links that a service has made to the files of an isolated region, or to that of a memory device, in order: `COMMON-NUMBER.WHAT`.
     pub(crate) fn links(common: &Path) -> Vec<(u32, What, PathBuf)> {
         let prefix = common.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let parsed = |path: PathBuf| {
@@ -99,7 +107,7 @@ impl File {
         all
     }
 
-    /// All files of the isolated region whose links begin with `common`, in order. None if there is none.
+    /// All files of the region whose links begin with `common`, in order. None if QEMU opens none of that region.
     ///
     /// # Errors
     /// [`Error::Link`]: the service is gone, or its files are not for this user.
@@ -121,6 +129,12 @@ impl Device {
         Some(Self { region_bytes: own.bytes, isolated: Some((own.number, others)), ..self })
     }
 
+    /// The same device beside a memory device with this file.
+    #[must_use]
+    pub fn beside_dax(self, file: File) -> Self {
+        Self { region_bytes: BELL_BYTES, dax: Some(file), ..self }
+    }
+
     /// For QEMU's command line.
     pub fn ivshmem(&self) -> Ivshmem {
         let section = |file: &File| Section {
@@ -135,6 +149,7 @@ impl Device {
             region_bytes: self.region_bytes,
             vectors: self.vectors.into(),
             isolated: isolated.map(|(own, files)| (slot_of(*own), files.iter().map(section).collect())),
+            dimm: self.dax.as_ref().map(|file| Dimm { path: file.path.clone(), bytes: file.bytes }),
         }
     }
 
@@ -189,8 +204,15 @@ impl Device {
     /// What else such a VM needs, one item each.
     pub fn needs(&self) -> Vec<String> {
         let opened = "the right to open the files that the lines with memory-backend-file name: QEMU runs as the service's user, or as \
-             root, in isolated mode.";
-        let isolated = self.isolated.is_some().then(|| opened.to_owned());
+             root, with --isolated and with --source dax.";
+        let isolated = (self.isolated.is_some() || self.dax.is_some()).then(|| opened.to_owned());
+        let memory = self.dax.as_ref().map(|file| {
+            format!(
+                "room for the memory device: -machine q35,nvdimm=on, and -m SIZE,slots=1,maxmem=MORE, where MORE is SIZE and {} more at least; \
+                 inside, a kernel with device-dax (Debian's have it as modules, which udev loads).",
+                mib(isthmus_vm::ivshmem::dimm_room(file.bytes))
+            )
+        });
         let usual = vec![
             "machine type q35. The root port with its 64-bit window puts the region's memory above 4 GiB; below, \
              firmware makes it uncacheable."
@@ -211,7 +233,7 @@ impl Device {
              x-ignore-shared on, on both sides (docs/threat-model.md)."
                 .into(),
         ];
-        usual.into_iter().chain(isolated).collect()
+        usual.into_iter().chain(isolated).chain(memory).collect()
     }
 
     /// All of it as text for people.
@@ -219,24 +241,24 @@ impl Device {
         let mut text = String::new();
         // Writing to a string cannot fail.
         let _ = writeln!(text, "On QEMU's command line:\n\n{}", indented(&self.qemu()));
-        if self.isolated.is_some() {
-            let _ = writeln!(
+        let _ = match (&self.isolated, &self.dax) {
+            (Some(_), _) => writeln!(
                 text,
                 "libvirt has no element for memory that a VM cannot write; its <qemu:commandline> takes the options above, for a QEMU \
                  that runs as the service's user.\n"
-            );
-        }
-        let libvirt = self.isolated.is_none();
-        let _ = if libvirt {
-            writeln!(
+            ),
+            (None, Some(_)) => writeln!(
+                text,
+                "libvirt makes no memory device of a file under /proc; its <qemu:commandline> takes the options above, for a QEMU that \
+                 runs as the service's user.\n"
+            ),
+            (None, None) => writeln!(
                 text,
                 "or in libvirt's XML, among the <devices>:\n\n{}\n\
              and, as the last element of <domain> (libvirt 8.2 or newer):\n\n{}",
                 indented(&self.libvirt_devices()),
                 indented(&self.libvirt_override())
-            )
-        } else {
-            Ok(())
+            ),
         };
         let _ = writeln!(text, "What else the VM needs:\n");
         for need in self.needs() {
@@ -244,6 +266,10 @@ impl Device {
         }
         text
     }
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{} MiB", bytes >> 20)
 }
 
 fn indented(text: &str) -> String {
@@ -260,7 +286,14 @@ mod tests {
     use super::*;
 
     fn device(socket: &str, region_bytes: u64) -> Device {
-        Device { socket: socket.into(), wake: "/w".into(), region_bytes, vectors: 1, isolated: None }
+        Device {
+            socket: socket.into(),
+            wake: "/w".into(),
+            region_bytes,
+            vectors: 1,
+            isolated: None,
+            dax: None,
+        }
     }
 
     #[test]

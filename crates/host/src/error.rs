@@ -39,8 +39,19 @@ pub enum Error {
         /// Most of them.
         most: usize,
     },
-    /// A file of an isolated region cannot be looked at.
-    #[error("cannot look at {}, a file of an isolated region: has its service ended, or is it another user's?", path.display())]
+    /// A memory device, and no VMs.
+    #[error("--source dax is for VMs: say how many may join (--vms)")]
+    DaxAlone,
+    /// A memory device for an isolated region.
+    #[error(
+        "--source dax is one device with the whole region, which each VM can write, and so does not go with --isolated or --separate-sections: drop one of them"
+    )]
+    DaxIsolated,
+    /// A memory device, and pages of 1 GiB.
+    #[error("a memory device begins with {} MiB of its own, so --source dax does not go with --huge-pages 1G: take 2M", isthmus_region::dax::HEAD_BYTES >> 20)]
+    DaxHuge,
+    /// A file of an isolated region, or of a memory device, cannot be looked at.
+    #[error("cannot look at {}, a file of the region that QEMU opens: has its service ended, or is it another user's?", path.display())]
     Link {
         /// Its link.
         path: PathBuf,
@@ -51,6 +62,11 @@ pub enum Error {
     /// A device of an isolated region for no VM in particular.
     #[error("the region is isolated, so each VM has devices of its own: say which VM with --name")]
     NoNameIsolated,
+    /// libvirt's elements for a memory device.
+    #[error(
+        "libvirt makes no memory device of a file under /proc: use --format qemu in its <qemu:commandline>, with <maxMemory slots='1'> in the domain"
+    )]
+    NoLibvirtDax,
     /// libvirt's elements for an isolated region.
     #[error(
         "libvirt has no element for memory that a VM cannot write: use --format qemu in its <qemu:commandline>"

@@ -1,8 +1,9 @@
 //! The memory files of a region, and how they are given out.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use isthmus_region::dax;
 use isthmus_region::membership::Shape;
 use isthmus_region::source::{Source, read_only};
 use isthmus_region::{Error as RegionError, create};
@@ -16,8 +17,10 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub(crate) struct Memfds {
     files: Vec<OwnedFd>,
-    /// Bytes of the first.
+    /// Bytes of the region in the first.
     bytes: u64,
+    /// What a memory device begins with, if VMs have one.
+    head: Option<Arc<dax::Head>>,
 }
 
 impl Memfds {
@@ -34,7 +37,19 @@ impl Memfds {
             Ok(file)
         };
         let files = (0..).zip(lengths).map(make).collect::<Result<_>>()?;
-        Ok(Arc::new(Self { files, bytes: lengths.first().copied().unwrap_or(0) }))
+        Ok(Arc::new(Self { files, bytes: lengths.first().copied().unwrap_or(0), head: None }))
+    }
+
+    /// The same of one file that VMs have as a memory device.
+    pub(crate) fn create_for_dax(bytes: u64, uuid: [u64; 2], huge_pages: Option<u64>) -> Result<Arc<Self>> {
+        let file = create::memory_for_dax(bytes, huge_pages)?;
+        let head = dax::Head::write(file.as_fd(), bytes, uuid)?;
+        Ok(Arc::new(Self { files: vec![file], bytes, head: Some(Arc::new(head)) }))
+    }
+
+    /// What a memory device begins with, if VMs have one.
+    pub(crate) fn head(&self) -> Option<Arc<dax::Head>> {
+        self.head.clone()
     }
 
     fn get(&self, index: u32) -> std::result::Result<&OwnedFd, RegionError> {

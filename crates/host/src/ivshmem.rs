@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use isthmus_attach::server::{Allowed, ring};
 use isthmus_attach::socket;
+use isthmus_region::dax::Head;
 use isthmus_region::shared_by_threads::Flag;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -62,6 +63,8 @@ pub(crate) struct Config {
     pub group: Option<u32>,
     /// The memory of each member's device, by its number.
     pub memory: Vec<Arc<OwnedFd>>,
+    /// What a memory device begins with, where VMs have the region as one.
+    pub head: Option<Arc<Head>>,
     /// Interrupt vectors of each device.
     pub vectors: u16,
     /// Tells VMs of their joining and end, and rings all peers when a VM is gone.
@@ -367,6 +370,10 @@ impl Loop {
                 return Err(reason);
             }
         };
+        if let Some(head) = &self.config.head {
+            // Whatever VMs have written there since, this one is to find its memory device.
+            let _ = head.renew();
+        }
         let mut link = Link::new(socket, member, vectors.clone());
         let memory = usize::try_from(member).ok().and_then(|member| self.config.memory.get(member));
         link.queue.extend(memory.map(|memory| Message::with(SHARED_MEMORY, memory)));

@@ -25,6 +25,19 @@ pub struct RegionOptions {
     pub separate_sections: bool,
     /// Whether each VM can write only its own section. By default there are no named objects then.
     pub isolated: bool,
+    /// What VMs have it as.
+    pub source: Source,
+}
+
+/// What VMs have a region as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    /// The memory of an ivshmem device, which they map by sysfs or by the guest driver.
+    #[default]
+    Ivshmem,
+    /// A memory device, of which stock kernels make mappings that are write-back and in pages of 2 MiB.
+    Dax,
 }
 
 impl RegionOptions {

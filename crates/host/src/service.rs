@@ -1,11 +1,12 @@
 //! The service as a whole: one region, its membership table, the attach server and the ivshmem server.
 
 use std::collections::HashSet;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use isthmus_attach::server::{self, Allowed, Wakeup};
+use isthmus_region::dax::HEAD_BYTES;
 use isthmus_region::format::{DEVICE_SECTION_ALIGN, MAX_ENDPOINTS, SECTION_ALIGN};
 use isthmus_region::life::State;
 use isthmus_region::mapping::Mapping;
@@ -15,16 +16,16 @@ use isthmus_region::text::cut;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-use crate::device::{Device, File, What};
+use crate::device::{BELL_BYTES, Device, File, What};
 use crate::door::Door;
 use crate::doorbells::Doorbells;
 use crate::errands::Errands;
 use crate::error::{Error, Result};
 use crate::files::{Memfds, View};
 use crate::ivshmem;
-use crate::members::Members;
+use crate::members::{self, Members};
 use crate::names::{self, Makers, Registry, Rules};
-use crate::options::RegionOptions;
+use crate::options::{self, RegionOptions};
 use crate::plan::{self, Place, Plan};
 use crate::stats::Stats;
 use crate::wakes::{self, Router, Wakes};
@@ -227,7 +228,8 @@ pub struct Service {
     files: Arc<Memfds>,
     total_bytes: u64,
     vectors: u16,
-    /// Of an isolated region.
+    is_isolated: bool,
+    /// Of a region whose files QEMU opens.
     links: Option<Links>,
     /// Dropped last.
     _made: Option<MadeFolder>,
@@ -244,7 +246,7 @@ impl Drop for MadeFolder {
     }
 }
 
-/// Links by which QEMU opens the files of an isolated region. They are removed at the end.
+/// Links by which QEMU opens the files of an isolated region, or that of a memory device. They are removed at the end.
 #[derive(Debug)]
 struct Links(Vec<(File, PathBuf)>);
 
@@ -294,6 +296,7 @@ impl Service {
     pub fn start(config: Config, observer: Observer) -> Result<Self> {
         check_names(&config)?;
         check_isolated(&config)?;
+        check_dax(&config)?;
         if let Some(name) =
             config.makers.vms.iter().find(|name| config.vms.iter().all(|vm| vm.name != **name))
         {
@@ -307,11 +310,15 @@ impl Service {
         let shared = (plan.shape.shared_bytes > 0).then_some(plan.shape.shared_file);
         // Opened by QEMU, which has no descriptor of it.
         let opened = shared.filter(|_| config.region.isolated);
-        let files = Memfds::create(&plan.lengths, opened, config.region.huge_pages)?;
+        let dax = config.region.source == options::Source::Dax;
+        let files = match dax {
+            true => Memfds::create_for_dax(region_bytes, plan.shape.uuid, config.region.huge_pages)?,
+            false => Memfds::create(&plan.lengths, opened, config.region.huge_pages)?,
+        };
         let map = Mapping::of(&*files)?;
         let names = own.iter().cloned().chain(config.vms.iter().map(|vm| vm.name.clone()));
         let named: Vec<_> = names.zip(plan.places.iter().copied()).collect();
-        let contents = contents(&plan, &named);
+        let contents = if dax { vec![What::Dax] } else { contents(&plan, &named) };
         let source = Arc::clone(&files) as Arc<dyn Source>;
         let mut members = Members::create(&map, &plan.shape, &plan.lengths[1..], source, named)?;
         let hosts = (0..).zip(&own).map(|(index, _)| members.add_host(index)).collect::<Result<Vec<_>>>()?;
@@ -385,7 +392,9 @@ impl Service {
         let common = config.section_links.unwrap_or_else(|| config.dir.join("section"));
         // Those of an isolated service that was killed here would mislead, whatever this one is.
         Links::clear(&common);
-        let links = config.region.isolated.then(|| Links::make(&common, &files, &contents, &plan.lengths));
+        let lengths = if dax { vec![region_bytes + HEAD_BYTES] } else { plan.lengths.clone() };
+        let is_opened = config.region.isolated || dax;
+        let links = is_opened.then(|| Links::make(&common, &files, &contents, &lengths));
         let links = links.transpose()?;
         let vms: Vec<String> = config.vms.into_iter().map(|vm| vm.name).collect();
         // The device of a VM that has no name says nothing of the section that it would get.
@@ -413,9 +422,14 @@ impl Service {
             mode: config.mode,
             group: config.group,
             memory: {
-                let of = |place: &Place| files.file(place.file).map(Arc::new);
-                plan.places.iter().map(of).collect::<std::result::Result<_, _>>()?
+                let bells = if dax { Some(Arc::new(bells()?)) } else { None };
+                let of = |place: &Place| match &bells {
+                    Some(bells) => Ok(Arc::clone(bells)),
+                    None => files.file(place.file).map(Arc::new),
+                };
+                plan.places.iter().map(of).collect::<std::result::Result<_, isthmus_region::Error>>()?
             },
+            head: files.head(),
             vectors: config.vectors,
             router: router.clone(),
             errands,
@@ -431,7 +445,8 @@ impl Service {
             wake_socket,
             vms,
             files,
-            total_bytes: plan.lengths.iter().sum(),
+            total_bytes: lengths.iter().sum(),
+            is_isolated: config.region.isolated,
             vectors: config.vectors,
             links,
             _made: made,
@@ -450,6 +465,7 @@ impl Service {
         };
         match &self.links {
             None => Ok(device),
+            Some(_) if !self.is_isolated => Ok(device),
             Some(Links(files)) => device
                 .isolated_as(name, files.iter().map(|(file, _)| file.clone()).collect())
                 .ok_or_else(|| Error::NoVm { name: name.to_owned() }),
@@ -458,18 +474,24 @@ impl Service {
 
     /// The device by which any VM joins, unless the region is isolated.
     pub fn device(&self) -> Device {
-        Device {
+        let device = Device {
             socket: self.ivshmem_socket.clone(),
             wake: self.wake_socket.clone(),
             region_bytes: self.region_bytes(),
             vectors: self.vectors,
             isolated: None,
+            dax: None,
+        };
+        let file = self.links.as_ref().and_then(|Links(files)| files.first()).filter(|_| !self.is_isolated);
+        match file {
+            Some((file, _)) => device.beside_dax(file.clone()),
+            None => device,
         }
     }
 
     /// Whether each VM can write only its own section.
     pub fn is_isolated(&self) -> bool {
-        self.links.is_some()
+        self.is_isolated
     }
 
     /// The names of the VMs that may join, in order.
@@ -614,6 +636,26 @@ fn check_isolated(config: &Config) -> Result<()> {
         true if vms > MOST_ISOLATED => Err(Error::IsolatedMany { vms, most: MOST_ISOLATED }),
         true => Ok(()),
     }
+}
+
+fn check_dax(config: &Config) -> Result<()> {
+    let region = &config.region;
+    match region.source {
+        options::Source::Ivshmem => Ok(()),
+        options::Source::Dax if region.isolated || region.separate_sections => Err(Error::DaxIsolated),
+        options::Source::Dax if config.vms.is_empty() => Err(Error::DaxAlone),
+        options::Source::Dax if region.huge_pages.is_some_and(|bytes| bytes > HEAD_BYTES) => {
+            Err(Error::DaxHuge)
+        }
+        options::Source::Dax => Ok(()),
+    }
+}
+
+/// The memory of ivshmem devices that are for doorbells alone. The guest driver knows it by its first word.
+fn bells() -> Result<OwnedFd> {
+    let file = isthmus_region::create::memory(BELL_BYTES)?;
+    members::mark(1, &Mapping::map(file.as_fd(), BELL_BYTES)?.whole()?)?;
+    Ok(file)
 }
 
 /// Checks that a VM's sockets can be named for it.

@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsFd;
 
+use isthmus_region::dax;
 use isthmus_region::objects::{Kind, ObjectInfo, sysv};
 use isthmus_sysv::shm::{Attached, EXEC, PAGE, RDONLY, Stat};
 use isthmus_sysv::{Ipc, ipc};
@@ -18,12 +19,22 @@ const REMAP: i32 = 0o40000;
 /// Bits of a mode that say something of a segment's state.
 const DEST: u32 = 0o1000;
 
+/// What was mapped for a segment: more than its pages where the kernel maps nothing but large ones.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    address: usize,
+    bytes: usize,
+    /// Offset of the segment's first page in the file.
+    offset: u64,
+}
+
 /// A segment that is attached here.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     address: usize,
     protection: ProtFlags,
     what: Attached,
+    span: Span,
     /// Another segment lies over a part of it.
     is_cut: bool,
 }
@@ -91,11 +102,11 @@ fn attach(id: i32, address: usize, flags: i32) -> Result<usize> {
     let file = state.file(ipc, what.file);
     let mapped = file.and_then(|file| map(&what, address, flags, protection, file.as_fd()));
     match mapped {
-        Ok(address) => {
+        Ok((address, span)) => {
             if flags & REMAP != 0 {
                 forget_under(state, ipc, address, usize::try_from(what.mapped()).unwrap_or(0));
             }
-            state.mapped.push(Mapped { address, protection, what, is_cut: false });
+            state.mapped.push(Mapped { address, protection, what, span, is_cut: false });
             Ok(address)
         }
         Err(e) => {
@@ -105,31 +116,47 @@ fn attach(id: i32, address: usize, flags: i32) -> Result<usize> {
     }
 }
 
-/// Maps a segment's pages.
+/// Maps a segment's pages: gives their address, and what was mapped.
 fn map(
     what: &Attached,
     address: usize,
     flags: i32,
     protection: ProtFlags,
     file: std::os::fd::BorrowedFd<'_>,
+) -> Result<(usize, Span)> {
+    let bytes = usize::try_from(what.mapped()).map_err(|_| Errno::NOMEM)?;
+    let offset = what.offset + dax::begin(file);
+    match map_at(address, bytes, flags, protection, file, offset) {
+        // A memory device maps nothing but large pages, so what lies beside the segment comes along.
+        Err(Errno::INVAL) if flags & REMAP == 0 && dax::may_be_dax(file) => {
+            let first = offset / dax::ALIGN * dax::ALIGN;
+            let all = (offset + what.mapped()).next_multiple_of(dax::ALIGN) - first;
+            let [before, all] = [offset - first, all].map(usize::try_from);
+            let (before, all) = (before.map_err(|_| Errno::NOMEM)?, all.map_err(|_| Errno::NOMEM)?);
+            let from = if address == 0 { 0 } else { address.checked_sub(before).ok_or(Errno::INVAL)? };
+            map_at(from, all, flags, protection, file, first)
+                .map(|at| (at + before, Span { address: at, bytes: all, offset }))
+        }
+        other => other.map(|at| (at, Span { address: at, bytes, offset })),
+    }
+}
+
+fn map_at(
+    address: usize,
+    bytes: usize,
+    flags: i32,
+    protection: ProtFlags,
+    file: std::os::fd::BorrowedFd<'_>,
+    offset: u64,
 ) -> Result<usize> {
     let place = match (address, flags & REMAP) {
         (0, _) => MapFlags::empty(),
         (_, 0) => MapFlags::FIXED_NOREPLACE,
         _ => MapFlags::FIXED,
     };
-    let bytes = usize::try_from(what.mapped()).map_err(|_| Errno::NOMEM)?;
+    let at = std::ptr::without_provenance_mut(address);
     // SAFETY: at an address of the kernel's choice, at one where nothing is, or at one that the program gives up.
-    let at = unsafe {
-        rustix::mm::mmap(
-            std::ptr::without_provenance_mut(address),
-            bytes,
-            protection,
-            MapFlags::SHARED | place,
-            file,
-            what.offset,
-        )
-    };
+    let at = unsafe { rustix::mm::mmap(at, bytes, protection, MapFlags::SHARED | place, file, offset) };
     // A child gets them by `inherit` alone, which counts them; one that libc does not know of has none.
     if let Ok(at) = at {
         // SAFETY: the range that was just mapped.
@@ -190,7 +217,7 @@ fn unmap(gone: &Mapped) -> Result<()> {
         unsafe { rustix::mm::munmap(std::ptr::without_provenance_mut(at), bytes) }
     };
     if !gone.is_cut {
-        return unmap(gone.address, gone.bytes());
+        return unmap(gone.span.address, gone.span.bytes);
     }
     let maps = std::fs::read_to_string("/proc/self/maps").map_err(|_| Errno::NOMEM)?;
     let end = gone.address.saturating_add(gone.bytes());
@@ -198,7 +225,7 @@ fn unmap(gone: &Mapped) -> Result<()> {
         let (from, to) = (low.max(gone.address), high.min(end));
         // Another segment has another place in the file.
         let is_it = (offset + from as u64).checked_sub(low as u64)
-            == Some(gone.what.offset + (from - gone.address.min(from)) as u64);
+            == Some(gone.span.offset + (from - gone.address.min(from)) as u64);
         if from < to && is_it {
             unmap(from, to - from)?;
         }
@@ -233,7 +260,7 @@ pub(crate) fn inherit(state: &mut State, ipc: &Ipc) {
             map(&segment.what, segment.address, over, segment.protection, file.as_fd()).ok()
         });
         match again {
-            Some(_) => state.mapped.push(segment),
+            Some((_, span)) => state.mapped.push(Mapped { span, ..segment }),
             None => {
                 if is_there {
                     ipc.member().service().release_object(segment.what.index, segment.what.incarnation);

@@ -14,6 +14,7 @@ use std::process::{Command, Stdio};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 
+use crate::dax;
 use crate::error::{Error, Result};
 use crate::format::LEAST_REGION_BYTES;
 use crate::huge;
@@ -62,6 +63,22 @@ pub fn memory(bytes: u64) -> Result<OwnedFd> {
 /// As [`memory`], and [`Error::NoSuchHugePages`], [`Error::NotHugePages`], [`Error::NoHugePages`].
 pub fn memory_in(bytes: u64, huge_pages: Option<u64>) -> Result<OwnedFd> {
     check_bytes(bytes)?;
+    make(bytes, huge_pages)
+}
+
+/// As [`memory_in`], with room in front of the region for what a memory device begins with ([`crate::dax`]).
+///
+/// # Errors
+/// As [`memory_in`].
+pub fn memory_for_dax(bytes: u64, huge_pages: Option<u64>) -> Result<OwnedFd> {
+    check_bytes(bytes)?;
+    if bytes < dax::LEAST_BYTES {
+        return Err(Error::BadSize { bytes, least: dax::LEAST_BYTES });
+    }
+    make(bytes + dax::HEAD_BYTES, huge_pages)
+}
+
+fn make(bytes: u64, huge_pages: Option<u64>) -> Result<OwnedFd> {
     let failed = |action| move |source| Error::Memory { action, bytes, source };
     // Beyond that limit the next call but one is a signal, which would end the service.
     let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;

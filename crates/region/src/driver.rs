@@ -279,6 +279,19 @@ impl Driver {
         Ok(file)
     }
 
+    /// A descriptor that maps nothing, and rings other members' sleepers.
+    ///
+    /// # Errors
+    /// [`Error::Service`].
+    pub(crate) fn bell_only(&self) -> Result<OwnedFd> {
+        let opened = rustix::fs::open(&self.node, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        let allowed = opened.and_then(|file| calls::allow(&file, &[], MAY_RING, 0, 0).map(|()| file));
+        allowed.map_err(|e| Error::Service {
+            action: "open the doorbells to a process",
+            reason: format!("{}: {e}", self.node.display()),
+        })
+    }
+
     fn file_as(&self, index: u32, usage: Use, area: Option<u32>) -> Result<OwnedFd> {
         if index != 0 {
             return Err(Error::NoFile { file: index, reason: "all sections lie in the first" });

@@ -34,6 +34,7 @@ pub mod chain;
 pub mod control_group;
 pub mod counters;
 pub mod create;
+pub mod dax;
 pub mod directory;
 pub mod doorbell;
 pub mod driver;

@@ -26,6 +26,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
+use crate::dax;
 use crate::error::{Error, Result};
 use crate::local::LocalBuf;
 use crate::place::Place;
@@ -101,7 +102,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the first `len` bytes of `fd` read-write and shared. A forked child does not inherit the mapping.
+    /// Maps the first `len` bytes of `fd`, or those behind a head ([`dax::begin`]), read-write and shared. A forked child does not inherit the mapping.
     ///
     /// # Errors
     /// [`Error::Memory`] with the system's answer.
@@ -152,9 +153,10 @@ impl Mapping {
     fn map_whole(fd: BorrowedFd<'_>, len: u64, access: ProtFlags) -> Result<Arc<Self>> {
         let failed = |source| Error::Memory { action: "map", bytes: len, source };
         let size = usize::try_from(len).map_err(|_| failed(Errno::NOMEM))?;
+        let begin = dax::begin_of(fd, len);
         // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory of ours.
-        let base =
-            unsafe { mmap(std::ptr::null_mut(), size, access, MapFlags::SHARED, fd, 0) }.map_err(failed)?;
+        let base = unsafe { mmap(std::ptr::null_mut(), size, access, MapFlags::SHARED, fd, begin) }
+            .map_err(failed)?;
         keep_from_children(base, size);
         let base = NonNull::new(base.cast()).ok_or_else(|| failed(Errno::NOMEM))?;
         Ok(Self::at(base, len, access, None))

@@ -7,6 +7,8 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
+use crate::dax;
+use crate::driver;
 use crate::error::{Error, Result};
 use crate::files::cannot_shrink;
 use crate::mapping::{Mapping, PeerSection};
@@ -31,7 +33,8 @@ struct Part {
 enum Source {
     /// Mapped without write access: nothing here hands out a word that could be stored to.
     Memory(PeerSection),
-    File(File),
+    /// With where the region begins there.
+    File(File, u64),
 }
 
 impl Reader {
@@ -54,15 +57,17 @@ impl Reader {
         let stat = rustix::fs::fstat(&fd).map_err(failed)?;
         let len = match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
             rustix::fs::FileType::RegularFile => u64::try_from(stat.st_size).unwrap_or(0),
-            _ => crate::driver::bytes(fd.as_fd()).ok_or(Error::NotAFile)?,
+            _ => driver::bytes(fd.as_fd()).or_else(|| dax::bytes(fd.as_fd())).ok_or(Error::NotAFile)?,
         };
+        let begin = dax::begin(fd.as_fd());
+        let len = len - begin;
         let base = self.len;
         let all = base.checked_add(len).filter(|_| base.is_multiple_of(8));
         let all = all.ok_or(Error::Invalid { what: "length of a file of the region", value: base })?;
         let source = if len > 0 && cannot_shrink(fd.as_fd()) {
             Source::Memory(Mapping::map_for_reading(fd.as_fd(), len)?.whole_for_reading())
         } else {
-            Source::File(File::from(fd))
+            Source::File(File::from(fd), begin)
         };
         self.parts.push(Part { source, base, len });
         self.len = all;
@@ -145,7 +150,7 @@ impl Part {
                 }
                 Ok(())
             }
-            Source::File(_) => {
+            Source::File(..) => {
                 let mut bytes = vec![0; into.len() * 8];
                 self.bytes(what, offset, &mut bytes)?;
                 for (word, chunk) in into.iter_mut().zip(bytes.chunks_exact(8)) {
@@ -166,11 +171,13 @@ impl Part {
                 into.copy_from_slice(&section.bytes(what, offset, len)?.to_vec(0, len)?);
                 Ok(())
             }
-            Source::File(file) => file.read_exact_at(into, offset).map_err(|e| Error::Memory {
-                action: "read",
-                bytes: self.len,
-                source: rustix::io::Errno::from_io_error(&e).unwrap_or(rustix::io::Errno::IO),
-            }),
+            Source::File(file, begin) => {
+                file.read_exact_at(into, begin + offset).map_err(|e| Error::Memory {
+                    action: "read",
+                    bytes: self.len,
+                    source: rustix::io::Errno::from_io_error(&e).unwrap_or(rustix::io::Errno::IO),
+                })
+            }
         }
     }
 }

@@ -6,7 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use isthmus_host::RegionOptions;
+use isthmus_host::options::Source;
 use isthmus_host::service::MOST_ISOLATED;
+use isthmus_region::dax::HEAD_BYTES;
 use isthmus_vm::boot_config::DriverChoice;
 use serde::{Deserialize, Serialize};
 
@@ -283,12 +285,31 @@ impl RunSpec {
                 "--isolated is for {most} VMs at most, since each VM has a device for every section"
             ));
         }
+        if self.region.source == Source::Dax {
+            if self.vms == 0 {
+                return usage("--source dax is for VMs: drop it, or add --vms N".into());
+            }
+            if self.region.isolated {
+                return usage(
+                    "--source dax is one device with the whole region, which each VM can write: drop it, or --isolated".into(),
+                );
+            }
+            if self.region.grant_bytes > 0 {
+                return usage(
+                    "--grant needs the region's memory to be the guest driver's, and with --source dax it is a memory device: drop the one or the other (--alloc works there)".into(),
+                );
+            }
+            if self.region.huge_pages.is_some_and(|bytes| bytes > HEAD_BYTES) {
+                return usage("--source dax does not go with --huge-pages 1G: take 2M".into());
+            }
+        }
         if self.region.grant_bytes > 0 && self.vms == 0 {
             return usage("--grant is for processes in VMs: drop it, or add --vms N".into());
         }
-        if self.region.alloc_bytes > 0 && self.vms > 0 && self.vm.driver == DriverChoice::Off {
+        let is_sysfs = self.region.source == Source::Ivshmem && self.vm.driver == DriverChoice::Off;
+        if self.region.alloc_bytes > 0 && self.vms > 0 && is_sysfs {
             return usage(
-                "--alloc needs the guest driver in VMs, since memory that is mapped by sysfs is slow to use: drop it, or --driver off".into(),
+                "--alloc needs the guest driver in VMs, since memory that is mapped by sysfs is slow to use: drop it, or --driver off, or take --source dax".into(),
             );
         }
         if self.region.alloc_bytes > 0 && self.region.separate_sections {

@@ -50,6 +50,9 @@ pub struct BootConfig {
     /// Whether to wait for an ivshmem device.
     #[serde(default)]
     pub ivshmem: bool,
+    /// Whether it has a memory device (DAX) with the region.
+    #[serde(default)]
+    pub dax: bool,
     /// Print how long each step of the boot took.
     #[serde(default)]
     pub verbose: bool,
@@ -142,6 +145,7 @@ mod tests {
             ],
             ports: vec!["exec".into()],
             ivshmem: true,
+            dax: false,
             verbose: true,
             extra: BTreeMap::from([("agent".to_owned(), serde_json::json!({"uid": 1000}))]),
         };

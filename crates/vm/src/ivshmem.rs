@@ -24,6 +24,22 @@ pub struct Ivshmem {
     pub vectors: u32,
     /// In isolated mode, the number of its port's slot, and the other files of the region.
     pub isolated: Option<(u32, Vec<Section>)>,
+    /// The memory device that has the region, if there is one: this device is for doorbells then.
+    pub dimm: Option<Dimm>,
+}
+
+/// An NVDIMM, of which guests' kernels make a memory device (DAX).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dimm {
+    /// Its file.
+    pub path: PathBuf,
+    /// The file's bytes.
+    pub bytes: u64,
+}
+
+/// How much more memory than it has a VM must have room for, to hold such a device: QEMU leaves a gap of up to 1 GiB before it.
+pub fn dimm_room(bytes: u64) -> u64 {
+    bytes.next_multiple_of(1 << 30).saturating_add(1 << 30)
 }
 
 /// A file of an isolated region that is a device of its own, without doorbells.
@@ -53,7 +69,8 @@ impl Ivshmem {
     /// Bytes of all of its memory.
     pub fn bytes(&self) -> u64 {
         let others = self.isolated.iter().flat_map(|(_, sections)| sections);
-        others.fold(self.region_bytes, |sum, section| sum.saturating_add(section.bytes))
+        let dimm = self.dimm.as_ref().map_or(0, |dimm| dimm.bytes);
+        others.fold(self.region_bytes.saturating_add(dimm), |sum, section| sum.saturating_add(section.bytes))
     }
 
     /// QEMU's options, each with its value: a connection to the server, a root port with a window above 4 GiB, and the
@@ -96,6 +113,13 @@ impl Ivshmem {
                 ),
             ]);
         }
+        if let Some(Dimm { path, bytes }) = &self.dimm {
+            let memory = format!("memory-backend-file,id={id}-memory,size={bytes},share=on,mem-path=");
+            all.extend([
+                ("-object", with_path(&memory, path, "")),
+                ("-device", format!("nvdimm,id={id}-dimm,memdev={id}-memory").into()),
+            ]);
+        }
         all
     }
 }
@@ -126,7 +150,8 @@ mod tests {
     #[test]
     fn the_region_sits_behind_a_port_with_a_window_above_4_gib() {
         let line = |region_bytes| {
-            let device = Ivshmem { socket: "/a,b/s".into(), region_bytes, vectors: 2, isolated: None };
+            let device =
+                Ivshmem { socket: "/a,b/s".into(), region_bytes, vectors: 2, isolated: None, dimm: None };
             let options = device.options("x", 7).into_iter();
             options.map(|(_, value)| value.into_string().unwrap()).collect::<Vec<_>>()
         };
@@ -146,6 +171,7 @@ mod tests {
             region_bytes: 1 << 21,
             vectors: 2,
             isolated: Some((3, vec![section(1, false), section(2, true)])),
+            dimm: None,
         };
         assert_eq!(device.bytes(), (4 << 30) + (1 << 21));
         let options = device.options("x", 7).into_iter();

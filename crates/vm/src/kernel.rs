@@ -3,7 +3,8 @@
 //! A cached kernel is a directory `kernels/ABI/` with
 //! - `vmlinux`, uncompressed, so that QEMU enters it directly (PVH) and no guest decompresses it under emulation;
 //! - `modules/`, the few that a guest needs, uncompressed, and `modules/order`: one line per module in the order of
-//!   loading, `GROUP FILE`, where the group `net` is only for guests with a network.
+//!   loading, `GROUP FILE`, where the group `net` is only for guests with a network, and `dax` for those with a memory device;
+//! - `without`: the modules for memory devices that this kernel does not have.
 //!
 //! It appears by one rename, so it is whole or absent, and a lock keeps two runs from fetching at once. The first
 //! source that works wins: the cache; a kernel of that package installed on this machine; the package, by
@@ -20,7 +21,7 @@ use std::hash::DefaultHasher;
 use std::path::{Path, PathBuf};
 
 /// The modules that guests need, by name, with the group they are loaded in. Their dependencies are added.
-const WANTED: [(&str, &str); 7] = [
+const WANTED: [(&str, &str); 11] = [
     ("virtio_pci", "base"),
     ("virtio_console", "base"),
     ("9pnet_virtio", "base"),
@@ -28,7 +29,15 @@ const WANTED: [(&str, &str); 7] = [
     ("overlay", "base"),
     ("dummy", "base"),
     ("virtio_net", "net"),
+    ("device_dax", DAX),
+    ("dax_pmem", DAX),
+    ("nd_pmem", DAX),
+    ("nfit", DAX),
 ];
+/// The group of those for memory devices, which a kernel need not have.
+const DAX: &str = "dax";
+/// The file of a kernel directory that says which of those it does not have.
+const WITHOUT: &str = "without";
 
 /// The file of a kernel directory that says where the modules were taken from.
 const TREE: &str = "tree";
@@ -62,6 +71,24 @@ impl Kernel {
         Some(module)
     }
 
+    /// Whether guests with this kernel can have memory devices (DAX).
+    ///
+    /// # Errors
+    /// [`Error::NoModule`] with the first module that is missing.
+    pub fn check_dax(&self) -> Result<()> {
+        let dir = self.modules.parent().unwrap_or(Path::new("/"));
+        let without = fs::read_to_string(dir.join(WITHOUT)).unwrap_or_else(|_| DAX.to_owned());
+        match without.lines().next() {
+            None => Ok(()),
+            Some(module) => Err(Error::NoModule { path: dir.to_owned(), module: module.to_owned() }),
+        }
+    }
+
+    /// Whether it was taken by this version, which knows of all modules that guests may need.
+    fn is_current(&self) -> bool {
+        self.modules.parent().is_some_and(|dir| dir.join(WITHOUT).is_file())
+    }
+
     fn in_dir(release: &str, dir: &Path) -> Option<Kernel> {
         let kernel = Kernel {
             release: release.to_owned(),
@@ -87,19 +114,25 @@ pub fn find(chosen: Option<&Path>, progress: &mut dyn FnMut(&str)) -> Result<Ker
     if let Some(path) = chosen {
         return custom(path, &kernels, progress);
     }
-    if let Some(kernel) = newest_cached(&kernels) {
+    let current = || newest_cached(&kernels).filter(Kernel::is_current);
+    if let Some(kernel) = current() {
         return Ok(kernel);
     }
     let _lock = cache::lock(&kernels, ".lock")?;
     // The process that held the lock may have fetched it.
-    if let Some(kernel) = newest_cached(&kernels) {
+    if let Some(kernel) = current() {
         return Ok(kernel);
     }
     clean_leftovers(&kernels);
     if let Some(kernel) = installed(&kernels, progress)? {
         return Ok(kernel);
     }
-    download(&kernels, progress)
+    download(&kernels, progress).or_else(|error| {
+        // That of an older version boots all the same.
+        let older = newest_cached(&kernels).ok_or(error)?;
+        progress(&format!("taking the kernel {} that is in the cache", older.release));
+        Ok(older)
+    })
 }
 
 /// The kernel that [`find`] would take without fetching or preparing anything.
@@ -354,7 +387,7 @@ fn custom(path: &Path, kernels: &Path, progress: &mut dyn FnMut(&str)) -> Result
     let release_file = kernels.join(&name).join("release");
     let known = || {
         let release = fs::read_to_string(&release_file).ok()?;
-        Kernel::in_dir(&release, &kernels.join(&name))
+        Kernel::in_dir(&release, &kernels.join(&name)).filter(Kernel::is_current)
     };
     if let Some(kernel) = known() {
         return Ok(kernel);
@@ -396,7 +429,9 @@ fn make(kernels: &Path, name: &str, release: &str, image: &Path, modules: Option
         write(new.join("vmlinux"), &vmlinux)?;
         write(new.join("release"), release.as_bytes())?;
         let mut order = String::new();
-        for module in select_modules(modules)? {
+        let (chosen, without) = select_modules(modules)?;
+        write(new.join(WITHOUT), without.join("\n").as_bytes())?;
+        for module in chosen {
             write(target_modules.join(&module.file), &module.data)?;
             order.push_str(&format!("{} {}\n", module.group, module.file));
         }
@@ -424,10 +459,10 @@ struct Module {
     data: Vec<u8>,
 }
 
-/// The wanted modules with all they depend on, dependencies first.
+/// The wanted modules with all they depend on, dependencies first, and the names of those for memory devices that are missing.
 ///
 /// `modules.dep` is made when a kernel is installed, so an unpacked package has none: each module's own list is read.
-fn select_modules(tree: Option<&Path>) -> Result<Vec<Module>> {
+fn select_modules(tree: Option<&Path>) -> Result<(Vec<Module>, Vec<String>)> {
     let mut files = BTreeMap::new();
     if let Some(tree) = tree {
         index_modules(tree, &mut files);
@@ -435,12 +470,15 @@ fn select_modules(tree: Option<&Path>) -> Result<Vec<Module>> {
     let shown = tree.unwrap_or(Path::new("/lib/modules"));
     let list = fs::read_to_string(shown.join("modules.builtin")).unwrap_or_default();
     let builtin: BTreeSet<String> = list.lines().filter_map(|line| module_name(Path::new(line))).collect();
-    let mut chosen = Vec::new();
+    let (mut chosen, mut without) = (Vec::new(), Vec::new());
     let mut done = BTreeSet::new();
     for (name, group) in WANTED {
-        add_module(name, group, shown, &files, &builtin, &mut done, &mut chosen)?;
+        match add_module(name, group, shown, &files, &builtin, &mut done, &mut chosen) {
+            Err(Error::NoModule { module, .. }) if group == DAX => without.push(module),
+            added => added?,
+        }
     }
-    Ok(chosen)
+    Ok((chosen, without))
 }
 
 /// A module's content.
@@ -674,7 +712,15 @@ mod tests {
         assert!(missing.to_string().contains("overlay"));
         // A module that is built in counts as present.
         fs::write(dir.join("modules.builtin"), "kernel/fs/overlayfs/overlay.ko\n").unwrap();
-        let chosen = select_modules(Some(&dir)).unwrap();
+        let (chosen, without) = select_modules(Some(&dir)).unwrap();
+        assert_eq!(without, ["device_dax", "dax_pmem", "nd_pmem", "nfit"]);
+        for (name, depends) in [("device_dax.ko", ""), ("nfit.ko", "libnvdimm"), ("libnvdimm.ko", "")] {
+            write(name, depends);
+        }
+        let (with, without) = select_modules(Some(&dir)).unwrap();
+        let added: Vec<_> = with[chosen.len()..].iter().map(|m| (m.group, m.file.as_str())).collect();
+        assert_eq!(added, [("dax", "device_dax.ko"), ("dax", "libnvdimm.ko"), ("dax", "nfit.ko")]);
+        assert_eq!(without, ["dax_pmem", "nd_pmem"]);
         fs::remove_dir_all(&dir).unwrap();
         let order: Vec<_> = chosen.iter().map(|module| (module.group, module.file.as_str())).collect();
         assert_eq!(

@@ -10,7 +10,7 @@
 
 use crate::accel::Accel;
 use crate::error::{Error, Result};
-use crate::ivshmem::{Ivshmem, with_path};
+use crate::ivshmem::{Ivshmem, dimm_room, with_path};
 use crate::programs;
 use crate::qmp::Qmp;
 use rustix::fs::{Mode, OFlags};
@@ -93,7 +93,9 @@ impl VmConfig {
         let mut line = Line::default();
         line.option("-name", format!("{},debug-threads=on", self.name));
         // SATA, SMBus and the rest that q35 has by default only cost time to probe.
-        line.option("-machine", "q35,vmport=off,sata=off,smbus=off");
+        let dimm = self.ivshmem.as_ref().and_then(|ivshmem| ivshmem.dimm.as_ref());
+        let with_dimm = if dimm.is_some() { ",nvdimm=on" } else { "" };
+        line.option("-machine", format!("q35,vmport=off,sata=off,smbus=off{with_dimm}"));
         match self.accel {
             Accel::Kvm => {
                 line.option("-accel", "kvm");
@@ -106,7 +108,9 @@ impl VmConfig {
         }
         let maximum = self.vcpus.max(2);
         line.option("-smp", format!("{},maxcpus={maximum}", self.vcpus));
-        line.option("-m", self.memory_mib.to_string());
+        let most = dimm.map(|dimm| self.memory_mib.saturating_add(dimm_room(dimm.bytes) >> 20));
+        let room = most.map_or_else(String::new, |most| format!(",slots=1,maxmem={most}M"));
+        line.option("-m", format!("{}{room}", self.memory_mib));
         for word in ["-nodefaults", "-no-user-config", "-no-reboot"] {
             line.word(word);
         }
@@ -146,7 +150,7 @@ impl VmConfig {
         Ok(line.words)
     }
 
-    /// The same with the files of an isolated region opened here, and passed on: QEMU may be in a name space from which it could
+    /// The same with the files of an isolated region, or that of a memory device, opened here, and passed on: QEMU may be in a name space from which it could
     /// not open what another process has. The descriptors are inherited by whatever this process executes while they are open.
     fn with_opened_sections(&self) -> Result<(Self, Vec<OwnedFd>)> {
         let mut config = self.clone();
@@ -154,9 +158,14 @@ impl VmConfig {
         let sections = config.ivshmem.iter_mut().filter_map(|ivshmem| ivshmem.isolated.as_mut());
         for section in sections.flat_map(|(_, sections)| sections) {
             let access = if section.is_writable { OFlags::RDWR } else { OFlags::RDONLY };
-            let file = rustix::fs::open(&section.path, access, Mode::empty())
-                .map_err(|e| Error::io(format!("open {}", section.path.display()))(e.into()))?;
+            let file = opened_at(&section.path, access)?;
             section.path = format!("/proc/self/fd/{}", file.as_raw_fd()).into();
+            opened.push(file);
+        }
+        let dimms = config.ivshmem.iter_mut().filter_map(|ivshmem| ivshmem.dimm.as_mut());
+        for dimm in dimms {
+            let file = opened_at(&dimm.path, OFlags::RDWR)?;
+            dimm.path = format!("/proc/self/fd/{}", file.as_raw_fd()).into();
             opened.push(file);
         }
         Ok((config, opened))
@@ -260,6 +269,11 @@ impl VmConfig {
         }
         Ok(())
     }
+}
+
+fn opened_at(path: &Path, access: OFlags) -> Result<OwnedFd> {
+    rustix::fs::open(path, access, Mode::empty())
+        .map_err(|e| Error::io(format!("open {}", path.display()))(e.into()))
 }
 
 #[derive(Default)]
@@ -460,6 +474,7 @@ mod tests {
                 region_bytes: 64 << 20,
                 vectors: 2,
                 isolated: None,
+                dimm: None,
             }),
             tap: None,
             console: "/r/console".into(),

@@ -207,6 +207,7 @@ impl Bench {
             }],
             ports: vec!["test".into()],
             ivshmem: ivshmem.is_some(),
+            dax: false,
             verbose: true,
             ..BootConfig::default()
         };
@@ -400,8 +401,13 @@ fn networked() -> Outcome {
     let begin = Instant::now();
     let vms: Vec<Vm> = (0..2)
         .map(|index| {
-            let ivshmem =
-                Ivshmem { socket: socket.clone(), region_bytes: REGION, vectors: 1, isolated: None };
+            let ivshmem = Ivshmem {
+                socket: socket.clone(),
+                region_bytes: REGION,
+                vectors: 1,
+                isolated: None,
+                dimm: None,
+            };
             bench.start_with(index, Some(&netns), Some(ivshmem))
         })
         .collect::<Outcome<_>>()?;

@@ -6,12 +6,12 @@ use rustix::io::Errno;
 use std::fs;
 use std::path::Path;
 
-/// Loads all modules of the group `base`, and those of the group `net` if `network` is set.
-pub(super) fn load(network: bool) -> Result<()> {
+/// Loads all modules of the group `base`, those of the group `net` if `network` is set, and those of `dax` if `dax` is.
+pub(super) fn load(network: bool, dax: bool) -> Result<()> {
     let dir = Path::new(MODULES);
     let order = dir.join("order");
     let text = fs::read_to_string(&order).map_err(cannot(format!("read {}", order.display())))?;
-    for file in wanted(&text, network) {
+    for file in wanted(&text, network, dax) {
         let path = dir.join(file);
         let module = fs::File::open(&path).map_err(cannot(format!("open {}", path.display())))?;
         match rustix::system::finit_module(&module, c"", 0) {
@@ -32,11 +32,13 @@ pub(super) fn load_driver() {
 }
 
 /// The files to load from lines of `GROUP FILE`.
-fn wanted(order: &str, network: bool) -> impl Iterator<Item = &str> {
+fn wanted(order: &str, network: bool, dax: bool) -> impl Iterator<Item = &str> {
     order
         .lines()
         .filter_map(|line| line.split_once(' '))
-        .filter(move |(group, _)| *group == "base" || (*group == "net" && network))
+        .filter(move |(group, _)| {
+            *group == "base" || (*group == "net" && network) || (*group == "dax" && dax)
+        })
         .map(|(_, file)| file)
 }
 
@@ -45,9 +47,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn network_modules_are_loaded_only_for_a_network() {
-        let order = "base a.ko\nnet b.ko\nbase c.ko\nlater d.ko\n";
-        assert_eq!(wanted(order, false).collect::<Vec<_>>(), ["a.ko", "c.ko"]);
-        assert_eq!(wanted(order, true).count(), 3);
+    fn modules_of_devices_are_loaded_only_for_those() {
+        let order = "base a.ko\nnet b.ko\nbase c.ko\nlater d.ko\ndax e.ko\n";
+        assert_eq!(wanted(order, false, false).collect::<Vec<_>>(), ["a.ko", "c.ko"]);
+        assert_eq!(wanted(order, true, false).collect::<Vec<_>>(), ["a.ko", "b.ko", "c.ko"]);
+        assert_eq!(wanted(order, false, true).collect::<Vec<_>>(), ["a.ko", "c.ko", "e.ko"]);
     }
 }

@@ -51,6 +51,7 @@ impl Guests {
             name: name.into(),
             ports: vec![PORT.into(), WAKE_PORT.into()],
             ivshmem: true,
+            dax: service.device().dax.is_some(),
             extra,
             ..BootConfig::default()
         };

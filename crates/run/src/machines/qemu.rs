@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use isthmus_guest::wakes::WAKE_PORT;
 use isthmus_guest::wire::{CONTROL_PORT, EXEC_PORT, RELAY_PORT, WIRE_PORT};
 use isthmus_host::device::Device;
+use isthmus_host::options::Source;
 use isthmus_region::error::with_causes;
 use isthmus_region::room;
 use isthmus_vm::accel::{self, Choice};
@@ -86,7 +87,11 @@ impl Common {
         let base = initramfs::base(&kernel).map_err(failed)?;
         drop(slow);
         let driver = driver_for(plan, &kernel).map_err(failed)?;
-        if plan.spec.region.alloc_bytes > 0 && driver.is_none() {
+        let is_dax = plan.service.is_some() && plan.spec.region.source == Source::Dax;
+        if is_dax {
+            kernel.check_dax().map_err(failed)?;
+        }
+        if plan.spec.region.alloc_bytes > 0 && driver.is_none() && !is_dax {
             return Err(Error::Usage(
                 "--alloc needs the guest driver in VMs, and there is none (--driver require says why)".into(),
             ));
@@ -100,6 +105,10 @@ impl Common {
         }
         if plan.spec.verbose && plan.service.is_some() {
             match &driver {
+                _ if is_dax => {
+                    let by = if driver.is_some() { "interrupts, by the guest driver" } else { "the agents" };
+                    tell!("VMs map the region as a memory device (DAX); their sleepers are woken by {by}");
+                }
                 Some(module) => tell!("VMs map the region by the guest driver, {}", module.display()),
                 None => tell!("VMs map the region by sysfs"),
             }
@@ -163,6 +172,7 @@ impl Common {
                 .map(String::from)
                 .collect(),
             ivshmem: plan.service.is_some(),
+            dax: plan.service.is_some() && plan.spec.region.source == Source::Dax,
             verbose: plan.spec.verbose,
             extra: agent.into_iter().map(|agent| ("agent".to_owned(), agent)).collect(),
         };
@@ -204,9 +214,9 @@ impl Common {
                 calling_ports.push(wire);
             }
         }
-        // What the driver's pages for the region take: 64 bytes for each 4 KiB.
-        let pages = match (&self.driver, &ivshmem) {
-            (Some(_), Some(ivshmem)) => ivshmem.bytes() / 64,
+        // What the driver's pages for the region take, or a memory device's: 64 bytes for each 4 KiB.
+        let pages = match &ivshmem {
+            Some(ivshmem) if self.driver.is_some() || ivshmem.dimm.is_some() => ivshmem.bytes() / 64,
             _ => 0,
         };
         let mut prefix = leash::words();
@@ -244,10 +254,11 @@ fn driver_for(plan: &Plan<'_>, kernel: &kernel::Kernel) -> isthmus_vm::Result<Op
     match found {
         Ok(module) => Ok(Some(module)),
         Err(e) if choice == DriverChoice::Auto => {
-            tell!(
-                "{}; VMs map the region by sysfs, and their sleepers are woken by the agents",
-                with_causes(&e)
-            );
+            let instead = match plan.spec.region.source {
+                Source::Ivshmem => "VMs map the region by sysfs, and their sleepers are woken by the agents",
+                Source::Dax => "the VMs' sleepers are woken by the agents",
+            };
+            tell!("{}; {instead}", with_causes(&e));
             Ok(None)
         }
         Err(e) => Err(e),
