@@ -1,18 +1,21 @@
 //! What a VM needs: the device, the right to map it, the agent.
 
-use std::path::Path;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use isthmus_attach::client::observe_at;
-use isthmus_region::driver;
+use isthmus_attach::client::{View, observe_at};
 use isthmus_region::error::with_causes;
 use isthmus_region::source::Ivshmem;
+use isthmus_region::{dax, driver};
 use isthmus_vm::ivshmem::MODEL;
 
 use crate::finding::{Finding, Level};
+use crate::memory;
 use crate::system::{System, mib, name_of};
 
 const DEVICE: &str = "device";
+const AGENT: &str = "agent";
 /// How long the agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Below this firmware decides how memory is cached.
@@ -25,7 +28,9 @@ pub fn devices(system: &System) -> Vec<Ivshmem> {
 
 /// Does the checks of this module.
 pub fn examine(system: &System) -> Vec<Finding> {
-    let mut findings: Vec<_> = devices(system).iter().map(device).collect();
+    let view = observe();
+    let is_dax = view.as_ref().is_ok_and(|(_, view)| dax::bytes(view.region.as_fd()).is_some());
+    let mut findings: Vec<_> = devices(system).iter().map(|found| device(found, is_dax)).collect();
     // Beside one that can be used, others are of other programs.
     if findings.iter().any(|finding| finding.level != Level::Stops) {
         findings.retain(|finding| finding.level != Level::Stops);
@@ -38,11 +43,16 @@ pub fn examine(system: &System) -> Vec<Finding> {
             "on the host: isthmus host --vms N, and what isthmus vm device prints, in the VM's definition",
         ));
     }
-    findings.extend([accelerator(system), processors(system), agent()]);
+    findings.extend([accelerator(system, is_dax), processors(system)]);
+    match view {
+        Ok((socket, view)) => findings.extend([agent(&socket, &view), memory::examine(&view)]),
+        Err(finding) => findings.push(finding),
+    }
     findings
 }
 
-fn device(Ivshmem { folder, bytes, doorbell, slot: _ }: &Ivshmem) -> Finding {
+/// An ivshmem device of a VM whose region is a memory device, or not.
+fn device(Ivshmem { folder, bytes, doorbell, slot: _ }: &Ivshmem, is_dax: bool) -> Finding {
     let check = DEVICE;
     let name = name_of(folder);
     let driver = driver_of(folder);
@@ -69,6 +79,10 @@ fn device(Ivshmem { folder, bytes, doorbell, slot: _ }: &Ivshmem) -> Finding {
             format!("{name} is an ivshmem-plain device, which no service can connect"),
             format!("use {MODEL}, connected to a socket of isthmus host"),
         );
+    }
+    if is_dax {
+        let woken = if driver.is_some() { "interrupts wake sleepers" } else { "the agent wakes sleepers" };
+        return Finding::fine(check, format!("{name}, for doorbells beside a memory device (DAX): {woken}"));
     }
     let way = if driver.is_some() { "mapped by the guest driver" } else { "mapped by sysfs" };
     let is = format!("{name} with {}, {way}", mib(*bytes));
@@ -99,7 +113,7 @@ fn is_emulated(system: &System) -> bool {
     system.value("/proc/cpuinfo", "model name").is_some_and(|model| model.contains("TCG"))
 }
 
-fn accelerator(system: &System) -> Finding {
+fn accelerator(system: &System, is_dax: bool) -> Finding {
     let check = "processor";
     let vendor = system.value("/proc/cpuinfo", "vendor_id").unwrap_or_else(|| "unknown".into());
     if is_emulated(system) {
@@ -111,12 +125,12 @@ fn accelerator(system: &System) -> Finding {
         );
     }
     let has_driver = devices(system).first().is_some_and(|device| driver_of(&device.folder).is_some());
-    if vendor == "AuthenticAMD" && !has_driver {
+    if vendor == "AuthenticAMD" && !has_driver && !is_dax {
         return Finding::bad(
             check,
             Level::Slow,
             "AMD under KVM: the region is uncached in this VM without the guest driver",
-            "load the module isthmus and restart the agent: isthmus(4)",
+            "load the module isthmus and restart the agent (isthmus(4)), or take isthmus host --source dax",
         );
     }
     Finding::fine(check, format!("{vendor}: the region is cached"))
@@ -137,27 +151,21 @@ fn processors(system: &System) -> Finding {
     Finding::fine(check, format!("numbers {possible} are possible"))
 }
 
-/// Whether this user can attach.
-fn agent() -> Finding {
-    let check = "agent";
-    let start =
-        "as root: isthmus guest, or systemctl enable --now isthmus-guest; --allow USER lets a user in";
-    let socket = match isthmus_attach::find_socket() {
-        Ok(socket) => socket,
-        Err(e) => return Finding::bad(check, Level::Stops, e.to_string(), start),
+/// The agent's socket, and what it shows an observer; or whatever keeps this user from attaching.
+fn observe() -> Result<(PathBuf, View), Finding> {
+    let stops = |found: String| {
+        let start =
+            "as root: isthmus guest, or systemctl enable --now isthmus-guest; --allow USER lets a user in";
+        Finding::bad(AGENT, Level::Stops, found, start)
     };
-    match observe_at(&socket, PATIENCE) {
-        Ok(view) => Finding::fine(
-            check,
-            format!(
-                "this VM is member {} ('{}'), at {}",
-                view.said.peer,
-                view.said.host_name,
-                socket.display()
-            ),
-        ),
-        Err(e) => Finding::bad(check, Level::Stops, with_causes(&e), start),
-    }
+    let socket = isthmus_attach::find_socket().map_err(|e| stops(e.to_string()))?;
+    let view = observe_at(&socket, PATIENCE).map_err(|e| stops(with_causes(&e)))?;
+    Ok((socket, view))
+}
+
+fn agent(socket: &Path, view: &View) -> Finding {
+    let (peer, name) = (view.said.peer, &view.said.host_name);
+    Finding::fine(AGENT, format!("this VM is member {peer} ('{name}'), at {}", socket.display()))
 }
 
 #[cfg(test)]
@@ -174,7 +182,7 @@ mod tests {
         let device = |system: &System| {
             let all = devices(system);
             assert_eq!(all.len(), 1);
-            super::device(&all[0])
+            super::device(&all[0], false)
         };
         let put = |name: &str, text: &str| {
             fs::create_dir_all(dir.path().join(AT)).unwrap();
@@ -206,9 +214,13 @@ mod tests {
         fs::create_dir_all(dir.path().join("proc")).unwrap();
         fs::write(dir.path().join("proc/cpuinfo"), "vendor_id\t: AuthenticAMD\nmodel name\t: EPYC\n")
             .unwrap();
-        assert_eq!(accelerator(&system).level, Level::Fine);
+        assert_eq!(accelerator(&system, false).level, Level::Fine);
         fs::remove_file(&link).unwrap();
-        assert_eq!(accelerator(&system).level, Level::Slow);
+        assert_eq!(accelerator(&system, false).level, Level::Slow);
+        // So is a memory device.
+        assert_eq!(accelerator(&system, true).level, Level::Fine);
+        let found = super::device(&devices(&system)[0], true).found;
+        assert!(found.contains("DAX") && found.ends_with("the agent wakes sleepers"), "{found}");
         std::os::unix::fs::symlink("../../drivers/vfio-pci", dir.path().join(AT).join("driver")).unwrap();
         assert!(device(&system).found.contains("vfio-pci"));
     }
@@ -219,11 +231,17 @@ mod tests {
             ("proc/cpuinfo", "vendor_id\t: AuthenticAMD\nmodel name\t: QEMU TCG CPU version 2.5+\n"),
             ("sys/devices/system/cpu/possible", "0\n"),
         ]);
-        assert_eq!((accelerator(&system).level, processors(&system).level), (Level::Slow, Level::Stops));
+        assert_eq!(
+            (accelerator(&system, false).level, processors(&system).level),
+            (Level::Slow, Level::Stops)
+        );
         let (_dir, system) = System::of(&[
             ("proc/cpuinfo", "vendor_id\t: GenuineIntel\nmodel name\t: Intel Xeon\n"),
             ("sys/devices/system/cpu/possible", "0\n"),
         ]);
-        assert_eq!((accelerator(&system).level, processors(&system).level), (Level::Fine, Level::Fine));
+        assert_eq!(
+            (accelerator(&system, false).level, processors(&system).level),
+            (Level::Fine, Level::Fine)
+        );
     }
 }

@@ -5,7 +5,7 @@
 //! - [`system`]: where checks read the machine: its files, or a stand-in's.
 //! - [`limits`]: memory, files, `/dev/shm`, huge pages, the kernel, permissions; the same on hosts and in VMs.
 //! - [`vms`]: what a host needs for VMs: KVM, QEMU, a kernel for them.
-//! - [`guest`]: what a VM needs: the device, the right to map it, the agent.
+//! - [`guest`]: what a VM needs: the device, the right to map it, the agent; `memory`: how fast it reads the region.
 //! - [`sysv`]: whether a program can have System V IPC of a region; [`program`]: what its file says.
 //! - [`mpis`]: MPIs, libfabrics, and whether isthmus's provider loads there.
 //!
@@ -18,6 +18,7 @@ use std::ffi::OsStr;
 pub mod finding;
 pub mod guest;
 pub mod limits;
+mod memory;
 pub mod mpis;
 pub mod program;
 pub mod system;

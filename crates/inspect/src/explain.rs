@@ -408,10 +408,21 @@ pub fn waiting(survey: &Survey) -> Choice {
     }
 }
 
+/// What VMs have the region as, where that decides what can be done.
+pub fn memory(survey: &Survey) -> Option<Choice> {
+    let with_dax = || {
+        choice(
+            "VMs have the region as a memory device (DAX), write-back and in pages of 2 MiB",
+            "so --source dax said; such a device cannot be unplugged, so the VMs cannot be migrated; no VM's section is kept from the others (--isolated), and no program's pages can be granted (--grant), since the region's memory is not the guest driver's: --alloc has large allocations in the region instead",
+        )
+    };
+    survey.region.dax.then(with_dax)
+}
+
 /// All of it, for programs.
 pub fn json(survey: &Survey, all: bool) -> serde_json::Value {
     // Strings and numbers, which always serialise.
-    serde_json::json!({"waiting": waiting(survey), "pairs": pairs(survey, all)})
+    serde_json::json!({"memory": memory(survey), "waiting": waiting(survey), "pairs": pairs(survey, all)})
 }
 
 /// For people.
@@ -419,6 +430,10 @@ pub fn text(survey: &Survey, all: bool) -> String {
     let mut out = String::new();
     let pairs = pairs(survey, all);
     let endpoints: usize = survey.members.iter().map(|m| m.endpoints.len()).sum();
+    if let Some(Choice { what, why }) = memory(survey) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "memory: {what}: {why}\n");
+    }
     if endpoints > 0 {
         let Choice { what, why } = waiting(survey);
         // Writing to a string cannot fail.

@@ -150,6 +150,8 @@ pub struct Region {
     pub object_places: u32,
     /// The host's processors; 0 if its service does not know.
     pub processors: u64,
+    /// Whether VMs have it as a memory device (`--source dax`).
+    pub dax: bool,
 }
 
 /// A member: a VM, or the host's own processes.

@@ -237,6 +237,7 @@ mod tests {
             shared_bytes: 0,
             object_places: 0,
             processors: 2,
+            dax: false,
         };
         Survey { region, members: vec![member], objects: Vec::new() }
     }

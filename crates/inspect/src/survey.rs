@@ -346,6 +346,7 @@ impl Walk<'_> {
             shared_bytes,
             object_places: objects,
             processors: word(&words, header::CPUS),
+            dax: self.reader.is_dax(),
         };
         Ok(Some((shape, region)))
     }

@@ -152,7 +152,7 @@ impl Device {
     }
 
     /// As [`Device::find`], in the files below `root`.
-    fn below(root: &Path) -> Vec<Self> {
+    pub fn below(root: &Path) -> Vec<Self> {
         let entries = std::fs::read_dir(root.join("sys/bus/dax/devices"));
         let of = |entry: std::fs::DirEntry| {
             let node = root.join("dev").join(entry.file_name());

@@ -374,10 +374,10 @@ impl Member {
         let directories = Mutex::default();
         let own = OwnDirectory::open(&section, region.shape(), incarnation)?;
         let word = section.read("directory", directory::HEAP_BYTES)?;
-        let doorbell = doorbell.unwrap_or_else(|| match Doorbell::of(word) {
-            Doorbell::Service if info.is_vm && own.vectors() > 0 => Doorbell::Interrupt,
-            other => other,
-        });
+        // Others ring the VM's driver then, also where the memory has futexes, as a memory device's does.
+        let is_interrupted = info.is_vm && own.vectors() > 0;
+        let usual = || if is_interrupted { Doorbell::Interrupt } else { Doorbell::of(word) };
+        let doorbell = doorbell.unwrap_or_else(usual);
         let uuid = region.shape().uuid;
         Ok(Arc::new(Self {
             region,

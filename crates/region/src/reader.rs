@@ -27,6 +27,8 @@ struct Part {
     /// Offset of its first byte among all.
     base: u64,
     len: u64,
+    /// Whether it is a memory device, or the file of one.
+    is_dax: bool,
 }
 
 #[derive(Debug)]
@@ -55,12 +57,17 @@ impl Reader {
     pub fn add(&mut self, fd: OwnedFd) -> Result<()> {
         let failed = |source| Error::Memory { action: "look at", bytes: 0, source };
         let stat = rustix::fs::fstat(&fd).map_err(failed)?;
-        let len = match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
-            rustix::fs::FileType::RegularFile => u64::try_from(stat.st_size).unwrap_or(0),
-            _ => driver::bytes(fd.as_fd()).or_else(|| dax::bytes(fd.as_fd())).ok_or(Error::NotAFile)?,
-        };
         let begin = dax::begin(fd.as_fd());
-        let len = len - begin;
+        let (len, is_dax) = match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
+            rustix::fs::FileType::RegularFile => {
+                (u64::try_from(stat.st_size).unwrap_or(0) - begin, begin > 0)
+            }
+            _ => {
+                let of_driver = driver::bytes(fd.as_fd()).map(|len| (len, false));
+                let of_dax = || dax::bytes(fd.as_fd()).map(|len| (len, true));
+                of_driver.or_else(of_dax).ok_or(Error::NotAFile)?
+            }
+        };
         let base = self.len;
         let all = base.checked_add(len).filter(|_| base.is_multiple_of(8));
         let all = all.ok_or(Error::Invalid { what: "length of a file of the region", value: base })?;
@@ -69,7 +76,7 @@ impl Reader {
         } else {
             Source::File(File::from(fd), begin)
         };
-        self.parts.push(Part { source, base, len });
+        self.parts.push(Part { source, base, len, is_dax });
         self.len = all;
         Ok(())
     }
@@ -82,6 +89,11 @@ impl Reader {
     /// Whether there is nothing.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Whether VMs have it as a memory device ([`crate::dax`]).
+    pub fn is_dax(&self) -> bool {
+        self.parts.first().is_some_and(|part| part.is_dax)
     }
 
     /// Whether this is memory that others may be writing, and not a file.

@@ -78,21 +78,26 @@ impl LocalService for Handle {
 }
 
 fn world(kind: Doorbell, gives_bells: bool) -> (Arc<Member>, Arc<Service>) {
+    world_of(Some(kind), gives_bells, false, 0)
+}
+
+/// With a kind, or that of a process of the host or of a VM, which has so many vectors.
+fn world_of(
+    kind: Option<Doorbell>,
+    gives_bells: bool,
+    is_vm: bool,
+    vectors: u32,
+) -> (Arc<Member>, Arc<Service>) {
     let bytes = 4 << 20;
     let fd = isthmus_region::create::memory(bytes).unwrap();
     let map = Mapping::map(fd.as_fd(), bytes).unwrap();
     let shape = Shape::new(bytes, [1, 2], 1, 16).unwrap();
     let mut host = membership::Writer::create(&map, &shape, 1).unwrap();
-    let new = NewPeer {
-        file: 0,
-        section: shape.first_section(),
-        section_bytes: 2 << 20,
-        is_vm: false,
-        name: "host",
-    };
+    let new = NewPeer { file: 0, section: shape.first_section(), section_bytes: 2 << 20, is_vm, name: "one" };
     host.add(0, &new).unwrap();
     host.activate(0, Naming::of_test(0).system).unwrap();
     let mut writer = Writer::create(host.region(), 0, Naming::of_test(0)).unwrap();
+    writer.set_vectors(vectors).unwrap();
     let grant = writer.open_area(256 << 10, 1, "test").unwrap();
     let service = Arc::new(Service {
         writer: Mutex::new(writer),
@@ -102,7 +107,7 @@ fn world(kind: Doorbell, gives_bells: bool) -> (Arc<Member>, Arc<Service>) {
         woken: AtomicUsize::new(0),
     });
     let handle = Box::new(Handle(Arc::clone(&service)));
-    (Member::with_doorbell(&map, 0, grant, handle, Some(kind)).unwrap(), service)
+    (Member::with_doorbell(&map, 0, grant, handle, kind).unwrap(), service)
 }
 
 /// Rings now and then until all of `sleepers` are awake; a sleep that ended by its own limit fails the test.
@@ -128,6 +133,17 @@ fn rings_until_awake(kind: Doorbell, sleepers: usize, sleep: impl Fn() + Sync, r
 fn memory_has_futexes() {
     let (member, _) = world(Doorbell::Futex, true);
     assert_eq!(Doorbell::of(member.section().read("test", 0).unwrap()), Doorbell::Futex);
+}
+
+#[test]
+fn where_others_ring_the_driver_nobody_sleeps_at_a_futex() {
+    // The memory has futexes, as that of a memory device in a VM.
+    for (is_vm, vectors, kind) in
+        [(true, 8, Doorbell::Interrupt), (true, 0, Doorbell::Futex), (false, 8, Doorbell::Futex)]
+    {
+        let (member, _) = world_of(None, true, is_vm, vectors);
+        assert_eq!(member.doorbell(), kind, "{is_vm} {vectors}");
+    }
 }
 
 #[test]
