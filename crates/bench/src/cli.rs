@@ -12,10 +12,8 @@ use crate::page::Page;
 use crate::placement::{Choice, Policy};
 use crate::program::Block;
 use crate::rank::What as Objects;
-use crate::subject::Peers;
-use crate::{
-    fluid, isolated, lane, mpi, objects, onecopy, peers, placement, promise, rank, record, show, sysv,
-};
+use crate::subject::{Modes, Peers};
+use crate::{fluid, lane, modes, mpi, objects, onecopy, peers, placement, promise, rank, record, show, sysv};
 
 const QUICK_ROUNDS: u32 = 3;
 
@@ -53,7 +51,9 @@ enum What {
     /// Long messages in one copy beside two: from buffers that come back, in pools of several sizes, and from such that never do.
     Onecopy(OnecopyArgs),
     /// What it costs that each VM writes only its own section (run's --isolated): messages, and the boot of 2 and 8 VMs.
-    Isolated(IsolatedArgs),
+    Isolated(ModesArgs),
+    /// Messages of a region on a memory device (run's --source dax), beside one whose memory is mapped by sysfs.
+    Dax(ModesArgs),
     /// How long an MPI takes to find a message among 10 to 10,000 posted receives or waiting messages.
     Matching(MatchingArgs),
     /// All that is promised of speed and size, in one table beside what is measured now.
@@ -89,7 +89,8 @@ impl What {
             | Self::Counter(ObjectArgs { common, .. })
             | Self::Ivc(ObjectArgs { common, .. })
             | Self::Onecopy(OnecopyArgs { common, .. })
-            | Self::Isolated(IsolatedArgs { common })
+            | Self::Isolated(ModesArgs { common })
+            | Self::Dax(ModesArgs { common })
             | Self::Wait(WaitArgs { common })
             | Self::Sph(SphArgs { common, .. })
             | Self::Collectives(CollectivesArgs { common, .. }) => (&common.json, &None),
@@ -306,7 +307,7 @@ struct OnecopyArgs {
 }
 
 #[derive(Args, Debug)]
-struct IsolatedArgs {
+struct ModesArgs {
     #[command(flatten)]
     common: Common,
 }
@@ -435,7 +436,8 @@ pub fn main(args: &BenchArgs) -> i32 {
         What::Mpi(args) => bench_mpi(args),
         What::Lane(args) => bench_lane(args),
         What::Onecopy(args) => bench_onecopy(args),
-        What::Isolated(args) => bench_isolated(args),
+        What::Isolated(args) => bench_modes(args, Modes::Isolated),
+        What::Dax(args) => bench_modes(args, Modes::Dax),
         What::Matching(args) => bench_matching(args),
         What::Collectives(args) => bench_collectives(args),
         What::Peers(args) => bench_peers(args),
@@ -697,10 +699,10 @@ fn bench_onecopy(args: &OnecopyArgs) -> Result<()> {
     if done.is_whole() { Ok(()) } else { Err(Error::Incomplete) }
 }
 
-fn bench_isolated(args: &IsolatedArgs) -> Result<()> {
-    let mut plan = args.common.plan(2, 2, Peers { not_isolated: true, ..Peers::USUAL })?;
-    plan.blocks = isolated::blocks();
-    let done = isolated::run(&plan, args.common.quick, &mut |what| isthmus_region::tell!("{what}"))?;
+fn bench_modes(args: &ModesArgs, modes: Modes) -> Result<()> {
+    let mut plan = args.common.plan(2, 2, Peers { modes: Some(modes), ..Peers::USUAL })?;
+    plan.blocks = modes::blocks();
+    let done = modes::run(modes, &plan, args.common.quick, &mut |what| isthmus_region::tell!("{what}"))?;
     let kept = args.common.keep(&done.comparison.records);
     show::comparison(&plan, &done.comparison);
     show::promises(&done.rows);

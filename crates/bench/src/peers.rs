@@ -93,7 +93,7 @@ impl Wanted {
     fn wanted_way(&self, peer: &str) -> &'static str {
         if crate::subject::is_tcp(peer) {
             "tcp"
-        } else if [crate::subject::TWO_COPIES, crate::subject::DEFAULT].contains(&peer) {
+        } else if crate::subject::is_region(peer) {
             "region"
         } else if peer == COPIES_ONCE && self.bytes >= COPIED_ONCE {
             "cma"

@@ -43,22 +43,16 @@ pub struct Peers {
     /// Isthmus itself in two copies, and in one wherever that can be, beside what it chooses; between VMs each of its processes may
     /// grant pages. Also with large allocations in the region.
     pub one_copy: bool,
-    /// Isthmus by default, where it is isolated itself: each VM writes only its own section.
-    pub not_isolated: bool,
+    /// Isthmus in one mode beside another, and no MPI's own transports.
+    pub modes: Option<Modes>,
     /// All ways of Open MPI over TCP between VMs; else two of the four, which a first look is made with.
     pub every_way: bool,
 }
 
 impl Peers {
     /// What most people choose from.
-    pub const USUAL: Self = Self {
-        tcp: true,
-        shared: true,
-        two_copy: false,
-        one_copy: false,
-        not_isolated: false,
-        every_way: true,
-    };
+    pub const USUAL: Self =
+        Self { tcp: true, shared: true, two_copy: false, one_copy: false, modes: None, every_way: true };
 }
 
 /// How a subject's ranks are started.
@@ -202,9 +196,9 @@ pub fn subjects(setting: &Setting, peers: Peers) -> Vec<Subject> {
     let granting: &[&str] = if peers.one_copy && setting.vms > 0 { &GRANTING } else { &[] };
     let ours =
         |name, is_peer, args, env| Subject { name, vms: setting.vms, via: Via::Region, is_peer, args, env };
-    if peers.not_isolated {
-        let args: &[&str] = &["--isolated"];
-        return vec![ours(ISOLATED, false, args, Vec::new()), ours(DEFAULT, true, &[], Vec::new())];
+    if let Some(modes) = peers.modes {
+        let of = |name, is_peer| ours(name, is_peer, modes.args(is_peer), Vec::new());
+        return vec![of(modes.names().0, false), of(modes.names().1, true)];
     }
     // Told to choose, whatever this process's own environment says, where others are told not to.
     let choice = if peers.one_copy { vec![("FI_ISTHMUS_LONG", "auto")] } else { Vec::new() };
@@ -242,10 +236,60 @@ pub fn subjects(setting: &Setting, peers: Peers) -> Vec<Subject> {
 /// The ways over TCP that are best most often, with short messages and with long ones.
 const FIRST_LOOK: [&str; 2] = ["tcp-btl+yield", "tcp-ofi"];
 
-/// Isthmus in isolated mode, and as it is by default.
-pub const ISOLATED: &str = "isthmus-isolated";
-/// See [`ISOLATED`].
-pub const DEFAULT: &str = "isthmus";
+/// Two modes of VMs' regions that are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Modes {
+    /// Each VM can write only its own section, beside the default.
+    Isolated,
+    /// A memory device (DAX), beside an ivshmem device's memory that is mapped by sysfs, both without the guest driver.
+    Dax,
+}
+
+impl Modes {
+    /// The names of the two as subjects.
+    pub fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Isolated => ("isthmus-isolated", "isthmus"),
+            Self::Dax => ("isthmus-dax", "isthmus-sysfs"),
+        }
+    }
+
+    /// The same in the words of a table's row.
+    pub fn row(self) -> &'static str {
+        match self {
+            Self::Isolated => "isolated : default",
+            Self::Dax => "dax : sysfs",
+        }
+    }
+
+    /// The words of `isthmus run` for one of them.
+    pub fn args(self, is_second: bool) -> &'static [&'static str] {
+        match (self, is_second) {
+            (Self::Isolated, false) => &["--isolated"],
+            (Self::Isolated, true) => &[],
+            (Self::Dax, false) => &["--source", "dax", "--driver", "off"],
+            (Self::Dax, true) => &["--driver", "off"],
+        }
+    }
+
+    /// VMs whose boot is timed in both, if that is promised.
+    pub fn boots(self, is_quick: bool) -> &'static [(u32, u32)] {
+        match (self, is_quick) {
+            (Self::Isolated, false) => &[(2, BOOTS), (8, BOOTS)],
+            (Self::Isolated, true) => &[(2, 1)],
+            (Self::Dax, _) => &[],
+        }
+    }
+}
+
+/// Rounds of boots.
+const BOOTS: u32 = 7;
+
+/// Whether a peer's messages go through the region, too.
+pub fn is_region(peer: &str) -> bool {
+    let of_modes = [Modes::Isolated, Modes::Dax].map(|modes| modes.names().1);
+    peer == TWO_COPIES || of_modes.contains(&peer)
+}
 
 /// Isthmus with long messages in two copies, and in one copy wherever that can be.
 pub const TWO_COPIES: &str = "isthmus-copy";
@@ -467,13 +511,16 @@ mod tests {
     }
 
     #[test]
-    fn isolated_and_default_differ_in_nothing_else() {
+    fn modes_differ_in_nothing_else() {
         let setting = setting(Flavour::OpenMpi, 2);
-        let peers = Peers { not_isolated: true, ..Peers::USUAL };
-        let all = subjects(&setting, peers);
-        assert!(all[0].is_isthmus() && !all[1].is_isthmus() && all.len() == 2);
-        let line = |at: usize| all[at].launch(&setting, Path::new("/p"), &[], Path::new("/s")).line();
-        assert_eq!(line(0).replace(" --isolated", ""), line(1));
+        for (modes, words) in [(Modes::Isolated, " --isolated"), (Modes::Dax, " --source dax")] {
+            let all = subjects(&setting, Peers { modes: Some(modes), ..Peers::USUAL });
+            assert!(all[0].is_isthmus() && !all[1].is_isthmus() && all.len() == 2);
+            let line = |at: usize| all[at].launch(&setting, Path::new("/p"), &[], Path::new("/s")).line();
+            assert!(line(0).contains(words) && !line(1).contains(words));
+            assert_eq!(line(0).replace(words, ""), line(1));
+            assert_eq!(line(0).contains(" --driver off"), modes == Modes::Dax);
+        }
     }
 
     #[test]

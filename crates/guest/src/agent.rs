@@ -10,7 +10,7 @@
 //! After each of these steps it rings the host service by the wake port, and is rung when the service has done its
 //! own. The words in the region are the truth; the side that waits looks at them again every now and then ([`RECHECK`]).
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -218,6 +218,8 @@ struct Found {
     driver: Option<Arc<Driver>>,
     /// Whether the driver's device has this VM's section, whose pages it can give out then.
     is_drivers: bool,
+    /// The memory device that it is on, if it is.
+    memory: Option<PathBuf>,
 }
 
 /// A running agent. Dropping it ends the service; attached processes go on without it.
@@ -260,13 +262,13 @@ impl Agent {
     pub fn start(config: &Config, observer: Observer) -> Result<Self> {
         let deadline = Instant::now() + config.patience;
         prepare_socket(config)?;
-        let found = find(config, deadline)?;
-        let mut of_others = Vec::new();
+        let mut others = Vec::new();
         loop {
-            let (path, port) = open_port(config, &of_others)?;
-            match Joined::at(config, &found, port, deadline, config.patience) {
+            let found = find(config, &others, deadline)?;
+            match join(config, &found, deadline) {
                 Ok(joined) => return Self::serve(config, found, joined, observer),
-                Err(Error::OtherRegion) => of_others.push(path),
+                // There may be memory devices of several regions, and only the wake port says which is this one's.
+                Err(Error::OtherRegion) if found.memory.is_some() => others.extend(found.memory),
                 Err(e) => return Err(e),
             }
         }
@@ -283,7 +285,9 @@ impl Agent {
             bytes: 0,
             source,
         })?;
-        let source = OneFile::new(fd, u64::try_from(stat.st_size).unwrap_or(0));
+        let bytes = u64::try_from(stat.st_size).unwrap_or(0);
+        let begin = dax::begin(fd.as_fd());
+        let source = OneFile::new(fd, bytes - begin);
         Self::start_from(config, Arc::new(source), port, observer)
     }
 
@@ -299,7 +303,7 @@ impl Agent {
     ) -> Result<Self> {
         prepare_socket(config)?;
         let region = Region::open_from(&Mapping::of(&*source)?, Some(Arc::clone(&source)))?;
-        let found = Found { source, region, driver: None, is_drivers: false };
+        let found = Found { source, region, driver: None, is_drivers: false, memory: None };
         let joined = Joined::at(config, &found, port, Instant::now() + config.patience, config.patience)?;
         Self::serve(config, found, joined, observer)
     }
@@ -450,6 +454,18 @@ pub fn of_boot_telling(
     Agent::start(&config, Box::new(observer)).map(Some)
 }
 
+/// Joins by whichever wake port is of the region's own service.
+fn join(config: &Config, found: &Found, deadline: Instant) -> Result<Joined> {
+    let mut of_others = Vec::new();
+    loop {
+        let (path, port) = open_port(config, &of_others)?;
+        match Joined::at(config, found, port, deadline, config.patience) {
+            Err(Error::OtherRegion) => of_others.push(path),
+            other => return other,
+        }
+    }
+}
+
 /// Makes the socket's folder, and checks that no agent serves there: before joining, which would end its life.
 fn prepare_socket(config: &Config) -> Result<()> {
     if let Some(path) = config.socket.parent().filter(|p| !p.as_os_str().is_empty()) {
@@ -468,7 +484,9 @@ fn open_port(config: &Config, of_others: &[PathBuf]) -> Result<(PathBuf, Port)> 
         for path in paths.into_iter().filter(|path| !of_others.contains(path)) {
             match Port::open(&path) {
                 Ok(port) => return Ok((path, port)),
-                Err(source) => problem = Error::WakePort { path, source },
+                // Beside one of another region, this one is another agent's.
+                Err(source) if of_others.is_empty() => problem = Error::WakePort { path, source },
+                Err(_) => {}
             }
         }
         if Instant::now() >= deadline {
@@ -478,8 +496,8 @@ fn open_port(config: &Config, of_others: &[PathBuf]) -> Result<(PathBuf, Port)> 
     }
 }
 
-/// The region behind the device, as soon as there is one.
-fn find(config: &Config, deadline: Instant) -> Result<Found> {
+/// The region behind the device, as soon as there is one: on none of the memory devices `others`.
+fn find(config: &Config, others: &[PathBuf], deadline: Instant) -> Result<Found> {
     let mut pause = PAUSE;
     loop {
         let mut problem = Error::NoDevice;
@@ -503,13 +521,18 @@ fn find(config: &Config, deadline: Instant) -> Result<Found> {
             let opened = match opened {
                 // Its memory is for doorbells alone where the region is on a memory device.
                 Err(Error::NoRegion { .. } | Error::Region(RegionError::Version { .. })) => {
-                    let memory = dax::Device::find().into_iter().find(has_region);
+                    let is_one = |memory: &dax::Device| !others.contains(&memory.node) && has_region(memory);
+                    let memory = dax::Device::find().into_iter().find(is_one);
                     memory.map_or(opened, |memory| open_dax(memory, device, config.driver, may_bind))
                 }
                 opened => opened,
             };
             match opened {
                 Ok(found) => return Ok(found),
+                // The driver has it already, and the memory device is not there yet.
+                Err(Error::Region(RegionError::Version { magic, .. })) if magic == format::SECTION_MAGIC => {
+                    problem = part_alone(device);
+                }
                 // The magic word is written last, so waiting will not help.
                 Err(e @ Error::Region(RegionError::Version { .. } | RegionError::Layout { .. })) => {
                     return Err(e);
@@ -518,7 +541,7 @@ fn find(config: &Config, deadline: Instant) -> Result<Found> {
             }
         }
         if Instant::now() >= deadline {
-            return Err(problem);
+            return Err(if others.is_empty() { problem } else { Error::OtherRegion });
         }
         std::thread::sleep(pause);
         // What is not there at boot may come in an hour, and what is refused is refused again.
@@ -542,7 +565,7 @@ fn open(device: &Ivshmem, choice: DriverChoice, may_bind: bool) -> Result<Found>
         let region = Region::open(&Mapping::of(&driver)?)?;
         let driver = Arc::new(driver.for_region(region.shape()));
         let source = Arc::clone(&driver) as Arc<dyn Source>;
-        Ok(Found { source, region, driver: Some(driver), is_drivers: true })
+        Ok(Found { source, region, driver: Some(driver), is_drivers: true, memory: None })
     };
     match Driver::of(device) {
         Some(Ok(driver)) if choice != DriverChoice::Off => return with_driver(driver),
@@ -559,7 +582,8 @@ fn open(device: &Ivshmem, choice: DriverChoice, may_bind: bool) -> Result<Found>
     let source = device.open()?;
     let map = Mapping::of(&source)?;
     if !Region::is_there(&map) {
-        return Err(nothing(String::new()));
+        let first = map.whole_for_reading().word("header", 0)?.get();
+        return Err(if first == format::SECTION_MAGIC { part_alone(device) } else { nothing(String::new()) });
     }
     let region = Region::open(&map)?;
     let is_wanted = match choice {
@@ -585,7 +609,15 @@ fn open(device: &Ivshmem, choice: DriverChoice, may_bind: bool) -> Result<Found>
         }
         return open(device, DriverChoice::Off, false);
     }
-    Ok(Found { source: Arc::new(source), region, driver: None, is_drivers: false })
+    Ok(Found { source: Arc::new(source), region, driver: None, is_drivers: false, memory: None })
+}
+
+/// The error for a device that is a part of a region, where the others are missing.
+fn part_alone(device: &Ivshmem) -> Error {
+    Error::NoRegion {
+        device: device.folder.clone(),
+        why: ": it is a part of one, whose other devices are not there: a memory device (/dev/dax*, which takes the modules nfit, nd_pmem, dax_pmem and device_dax), or those of an isolated region's other sections (isthmus vm device prints them)".into(),
+    }
 }
 
 /// Whether a memory device holds a region.
@@ -615,9 +647,10 @@ fn open_dax(memory: dax::Device, bells: &Ivshmem, choice: DriverChoice, may_bind
         },
     };
     let driver = driver.map(Arc::new);
+    let node = memory.node.clone();
     let source: Arc<dyn Source> = Arc::new(Dax::new(memory, driver.clone()));
     let region = Region::open_from(&Mapping::of(&*source)?, Some(Arc::clone(&source)))?;
-    Ok(Found { source, region, driver, is_drivers: false })
+    Ok(Found { source, region, driver, is_drivers: false, memory: Some(node) })
 }
 
 /// As [`open`], of an isolated region.
@@ -678,7 +711,7 @@ fn found_in(isolated: Isolated) -> Result<Found> {
     let source: Arc<dyn Source> = Arc::new(isolated);
     let region = Region::open_from(&Mapping::of(&*source)?, Some(Arc::clone(&source)))?;
     let is_drivers = driver.is_some();
-    Ok(Found { source, region, driver, is_drivers })
+    Ok(Found { source, region, driver, is_drivers, memory: None })
 }
 
 /// Has the driver make the pool of pages in the section of this VM; gives its bytes, none where there is no driver or no room.
@@ -842,6 +875,8 @@ mod tests {
         assert!(complaint(&plain).contains("ivshmem-plain"));
         assert!(complaint(&good).contains("holds no isthmus region"), "zeros");
         let map = Mapping::of(&good.open().unwrap()).unwrap();
+        map.whole().unwrap().word("section", 0).unwrap().set(format::SECTION_MAGIC);
+        assert!(complaint(&good).contains("/dev/dax"), "doorbells alone");
         let shape = Shape::new(bytes, [1, 2], 2, 4).unwrap();
         Writer::create(&map, &shape, 1).unwrap();
         let found = open(&good, DriverChoice::Off, false).unwrap();

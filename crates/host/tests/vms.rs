@@ -33,6 +33,8 @@ use rustix::net::{
 const SOON: Duration = Duration::from_secs(2);
 const LONG: Duration = Duration::from_secs(10);
 
+#[path = "vms/dax.rs"]
+mod dax;
 #[path = "vms/doorbells.rs"]
 mod doorbells;
 #[path = "vms/isolated.rs"]

@@ -516,6 +516,34 @@ mod tests {
     }
 
     #[test]
+    fn a_memory_device_is_for_vms_that_write_all_of_the_region() {
+        let of = |vms, change: fn(&mut RunSpec)| {
+            let region = RegionOptions { source: Source::Dax, ..RegionOptions::default() };
+            let mut spec = RunSpec { region, ..spec(vms, Some(2), &["true"]) };
+            change(&mut spec);
+            spec.check().map_err(|e| e.to_string())
+        };
+        let said = |vms, change| of(vms, change).unwrap_err();
+        assert!(of(2, |_| ()).is_ok());
+        assert!(said(0, |_| ()).contains("--vms"));
+        assert!(said(2, |spec| spec.region.isolated = true).contains("--isolated"));
+        assert!(said(2, |spec| spec.region.grant_bytes = 1 << 20).contains("--alloc works"));
+        assert!(said(2, |spec| spec.region.huge_pages = Some(1 << 30)).contains("2M"));
+        // Large allocations need no driver there.
+        let allocating = |spec: &mut RunSpec| {
+            spec.region.alloc_bytes = 1 << 20;
+            spec.vm.driver = DriverChoice::Off;
+        };
+        assert!(of(2, allocating).is_ok());
+        let by_sysfs = |spec: &mut RunSpec| {
+            spec.region.alloc_bytes = 1 << 20;
+            spec.vm.driver = DriverChoice::Off;
+            spec.region.source = Source::Ivshmem;
+        };
+        assert!(said(2, by_sysfs).contains("--source dax"));
+    }
+
+    #[test]
     fn contradictions_are_usage_errors() {
         let vm = |vm| RunSpec { vm, ..spec(1, Some(3), &["true"]) };
         let isolated = |vms, shared_bytes| RunSpec {

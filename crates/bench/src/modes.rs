@@ -1,5 +1,5 @@
-//! `bench isolated`: what it costs that each VM can write only its own section: messages beside those of the default mode, and how long
-//! VMs take to boot, which have a device for each section.
+//! `bench isolated` and `bench dax`: the same messages in two modes of VMs' regions, and where that is promised how long VMs take to
+//! boot in them.
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,13 +15,11 @@ use crate::program::Block;
 use crate::promise::{Figure, Row, Verdict, at_least, at_most};
 use crate::record::{self, Record};
 use crate::stats;
-use crate::subject::{DEFAULT, ISOLATED};
+use crate::subject::Modes;
 
 const MB: u64 = 1 << 20;
 /// How long VMs may take to boot, run `true` and end.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Rounds of boots.
-const BOOTS: u32 = 7;
 
 /// The blocks.
 pub fn blocks() -> Vec<Block> {
@@ -35,11 +33,12 @@ pub fn blocks() -> Vec<Block> {
 }
 
 /// What is promised of messages.
-fn wanted() -> Vec<Wanted> {
+fn wanted(modes: Modes) -> Vec<Wanted> {
+    let (first, second) = modes.names();
     let of = |what: &str, promise, benchmark, bytes| {
-        let what = format!("{what}, isolated : default");
-        let mut wanted = Wanted::new(what, promise, (benchmark, bytes), Some(DEFAULT));
-        wanted.subject = ISOLATED;
+        let what = format!("{what}, {}", modes.row());
+        let mut wanted = Wanted::new(what, promise, (benchmark, bytes), Some(second));
+        wanted.subject = first;
         wanted
     };
     let (time, speed) = (at_most(1.0 / 0.9, 1.0), at_least(0.9, 1.0));
@@ -70,15 +69,15 @@ impl Done {
     }
 }
 
-/// Runs `plan`, telling `progress` what is going on.
+/// Runs `plan`, which compares these modes, telling `progress` what is going on.
 ///
 /// # Errors
 /// As [`mpi::run`], and for VMs that do not boot.
-pub fn run(plan: &mpi::Plan, is_quick: bool, progress: &mut dyn FnMut(&str)) -> Result<Done> {
+pub fn run(modes: Modes, plan: &mpi::Plan, is_quick: bool, progress: &mut dyn FnMut(&str)) -> Result<Done> {
     let mut comparison = mpi::run(plan, progress)?;
     let mut rows = Vec::new();
     let placements: Vec<String> = record::placements(&comparison.records).into_iter().flatten().collect();
-    for wanted in wanted() {
+    for wanted in wanted(modes) {
         for placement in &placements {
             let mut row = wanted.row(&mut comparison.records, Some(placement));
             let record = missed(&mut row, &comparison.left_out);
@@ -87,8 +86,8 @@ pub fn run(plan: &mpi::Plan, is_quick: bool, progress: &mut dyn FnMut(&str)) -> 
         }
     }
     let accel = comparison.records.first().map_or_else(String::new, |record| record.accel.clone());
-    for (vms, rounds) in if is_quick { vec![(2, 1)] } else { vec![(2, BOOTS), (8, BOOTS)] } {
-        let (records, row) = boots(plan, vms, rounds, &accel, progress)?;
+    for (vms, rounds) in modes.boots(is_quick) {
+        let (records, row) = boots(modes, plan, (*vms, *rounds), &accel, progress)?;
         comparison.records.extend(records);
         rows.push(row);
     }
@@ -101,11 +100,11 @@ struct Stats {
     boot_s: f64,
 }
 
-/// Boots so many VMs, isolated and by default in turn.
+/// Boots so many VMs so often, in both modes in turn.
 fn boots(
+    modes: Modes,
     plan: &mpi::Plan,
-    vms: u32,
-    rounds: u32,
+    (vms, rounds): (u32, u32),
     accel: &str,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(Vec<Record>, Row)> {
@@ -113,15 +112,16 @@ fn boots(
     let scratch = tempfile::tempdir().map_err(Error::io("make a temporary directory"))?;
     let file = scratch.path().join("stats.json");
     let load = stats::load();
-    let boot = |isolated: bool| -> Result<f64> {
+    let (first, second) = modes.names();
+    let boot = |is_second: bool| -> Result<f64> {
         let count = vms.to_string();
         let mut words = vec!["run", "--vms", &count, "-n", &count, "--memory", "384M", "--launcher", "none"];
-        words.extend(isolated.then_some("--isolated"));
+        words.extend(modes.args(is_second));
         words.extend(plan.run_args.iter().map(String::as_str));
         words.push("--stats");
         let mut args: Vec<OsString> = words.into_iter().map(Into::into).collect();
         args.extend([file.clone().into(), "--".into(), "true".into()]);
-        let name = if isolated { ISOLATED } else { DEFAULT };
+        let name = if is_second { second } else { first };
         Launch { program: exe.clone(), args, env: Vec::new() }.run(name, LIMIT)?;
         let text = fs::read_to_string(&file).map_err(Error::io("read the statistics of isthmus run"))?;
         let told: Stats = serde_json::from_str(&text)
@@ -132,9 +132,9 @@ fn boots(
     for round in 0..rounds {
         progress(&format!("boots of {vms} VMs: round {} of {rounds}", round + 1));
         // Each comes first in every other round.
-        for isolated in [round % 2 == 0, round % 2 != 0] {
-            let seconds = boot(isolated)?;
-            if isolated { &mut ours } else { &mut theirs }.push(seconds);
+        for is_second in [round % 2 != 0, round % 2 == 0] {
+            let seconds = boot(is_second)?;
+            if is_second { &mut theirs } else { &mut ours }.push(seconds);
         }
     }
     let ratios: Vec<f64> = ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs).collect();
@@ -151,15 +151,15 @@ fn boots(
         };
         record.with_values(values)
     };
-    let mut of_ours = record(ISOLATED, &ours).with_ratios(DEFAULT, &ratios);
+    let mut of_ours = record(first, &ours).with_ratios(second, &ratios);
     let promise = at_most(1.3, 1.1);
     let figure = Figure::of(&of_ours);
-    let of_theirs = record(DEFAULT, &theirs);
+    let of_theirs = record(second, &theirs);
     let row = Row {
         figure: Some(figure),
-        said: format!("{:.2} s : {:.2} s {DEFAULT}", of_ours.value, of_theirs.value),
+        said: format!("{:.2} s : {:.2} s {second}", of_ours.value, of_theirs.value),
         verdict: promise.verdict(&figure),
-        ..Row::missing(&format!("boot of {vms} VMs, isolated : default"), None, promise, "")
+        ..Row::missing(&format!("boot of {vms} VMs, {}", modes.row()), None, promise, "")
     };
     of_ours.promise = Some(row.judged());
     Ok((vec![of_ours, of_theirs], row))
@@ -179,8 +179,10 @@ mod tests {
             _ => ("", 0),
         };
         let blocks: Vec<_> = blocks().iter().map(of).collect();
-        let wanted = wanted();
-        assert_eq!(wanted.len(), blocks.len());
-        assert!(wanted.iter().all(|wanted| blocks.contains(&wanted.of())));
+        for modes in [Modes::Isolated, Modes::Dax] {
+            let wanted = wanted(modes);
+            assert_eq!(wanted.len(), blocks.len());
+            assert!(wanted.iter().all(|wanted| blocks.contains(&wanted.of())));
+        }
     }
 }
