@@ -10,7 +10,7 @@ use crate::watch::{print, print_json};
 ///
 /// On a host: the kernel, memory and limits, shared memory, huge pages, QEMU, KVM (a guest is tried), the processor, MPIs,
 /// and whether the provider loads into each libfabric (tried, too). In a VM: the device, Secure Boot, emulation and the
-/// agent in place of QEMU and KVM. Nothing is changed.
+/// agent in place of QEMU and KVM, and, through the agent, how fast the region is read. Nothing is changed.
 ///
 /// With --sysv, about a program instead: what would keep its System V IPC from a region, since no library can be loaded into
 /// it, or the library does not see its calls. The program is not run.

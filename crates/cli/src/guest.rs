@@ -40,11 +40,11 @@ pub(crate) struct Args {
     /// The device's folder in sysfs, where there are several
     #[arg(long, value_name = "DIR")]
     device: Option<PathBuf>,
-    /// Use the guest driver: auto where its module is loaded, else sysfs
+    /// Use the guest driver: auto where its module is loaded, else sysfs. Beside a memory device (isthmus host --source dax) it wakes only
     #[arg(long, value_enum, default_value_t = DriverArg::Auto, overrides_with = "driver")]
     driver: DriverArg,
     /// Memory that each process may grant to others, which then copy long messages once, and read and write its windows of RMA
-    /// themselves; without SIZE 48M. Needs the driver, and a region that is as much larger
+    /// themselves; without SIZE 48M. Needs the driver, and a region that is as much larger; not with a memory device
     #[arg(long, value_name = "SIZE", default_value = "0", num_args = 0..=1, default_missing_value = "48M", value_parser = size::parse_or_none, overrides_with = "grant")]
     grant: u64,
     /// How long to wait for the device and the host service

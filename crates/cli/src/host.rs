@@ -18,7 +18,7 @@ use crate::{metrics, report, size, user};
 ///
 /// As a service: packaging's isthmus-host.service, whose options stand in /etc/default/isthmus-host. A region belongs to
 /// the life of its service: there is nothing to reload, and one that is started again makes a new region, which VMs
-/// join with their device plugged in anew.
+/// join with their device plugged in anew (with --isolated and --source dax: with their QEMU started again).
 ///
 ///     isthmus host --vms 2 --region-size 256M    in one terminal
 ///     isthmus guest                              as root, inside each VM

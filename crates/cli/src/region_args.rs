@@ -34,8 +34,9 @@ pub(crate) struct RegionArgs {
     /// for their target, and there are no named objects (locks, barriers, System V IPC) but with --shared SIZE, which all can write
     #[arg(long)]
     isolated: bool,
-    /// What VMs have the region as: `ivshmem`, a PCI device that can be unplugged; or `dax`, a memory device (NVDIMM), which stock
-    /// kernels map write-back and in pages of 2 MiB without the guest driver. Not with --isolated or --grant; such VMs cannot be migrated
+    /// What VMs have the region as: `ivshmem`, the default, a PCI device; or `dax`, a memory device (NVDIMM), which stock kernels map
+    /// write-back and in pages of 2 MiB without the guest driver. With VMs only; not with --isolated, --grant or --huge-pages 1G; never
+    /// save or migrate such VMs. QEMU of `isthmus host` then runs as the service's user, or as root
     #[arg(
         long,
         value_name = "ivshmem|dax",

@@ -56,7 +56,7 @@ pub(crate) struct Args {
     sysv: bool,
     /// Put large allocations of the processes (malloc(3), from 64 KiB on) into the region, up to SIZE of each: windows of RMA there are
     /// read and written without messages, also natively, and the region has room for them. Without SIZE 64M. Preloads
-    /// libisthmus-alloc.so (fi_isthmus(7)). In VMs it needs the guest driver
+    /// libisthmus-alloc.so (fi_isthmus(7)). In VMs it needs the guest driver, or --source dax
     #[arg(long, value_name = "SIZE", default_value = "0", num_args = 0..=1, default_missing_value = "64M", value_parser = size::parse_or_none)]
     alloc: u64,
     /// openmpi, openmpi4, openmpi5, mpich, intel, or the directory of an MPI; by default the mpirun on the PATH
@@ -98,7 +98,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
     /// Map the region by the guest driver, write-back and with pages of 2 MiB, and be woken by interrupts: auto where it can be
-    /// built, else by sysfs; it is built once for each kernel
+    /// built, else by sysfs; it is built once for each kernel. With --source dax it wakes only
     #[arg(long, value_enum, default_value_t = DriverArg::Auto)]
     driver: DriverArg,
     /// Do not let the VMs write into the working directory

@@ -28,8 +28,9 @@ enum What {
 /// Print the device by which a VM joins the region of `isthmus host`
 ///
 /// As options for QEMU, as XML for libvirt, and with it what else the VM needs. The service may be running or not; if it
-/// is not, say with --region-size how large its region will be if that is more than 1G. Of an isolated region
-/// (isthmus host --isolated), the service must be running, and each VM has devices of its own: --name says which.
+/// is not, say with --region-size how large its region will be if that is more than 1G. Of an isolated region, and of
+/// one on a memory device (isthmus host --isolated, --source dax), the service must be running, and this command must run as its user,
+/// or as root; else the device of the default mode is printed. Each VM of an isolated region has devices of its own: --name says which.
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 struct DeviceArgs {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use isthmus_attach::client::{View, observe_at};
 use isthmus_region::error::with_causes;
+use isthmus_region::format::LEAST_REGION_BYTES;
 use isthmus_region::source::Ivshmem;
 use isthmus_region::{dax, driver};
 use isthmus_vm::ivshmem::MODEL;
@@ -83,6 +84,17 @@ fn device(Ivshmem { folder, bytes, doorbell, slot: _ }: &Ivshmem, is_dax: bool) 
     if is_dax {
         let woken = if driver.is_some() { "interrupts wake sleepers" } else { "the agent wakes sleepers" };
         return Finding::fine(check, format!("{name}, for doorbells beside a memory device (DAX): {woken}"));
+    }
+    if *bytes == LEAST_REGION_BYTES {
+        return Finding::bad(
+            check,
+            Level::Hint,
+            format!(
+                "{name} with {}, as it has where it is for doorbells beside a memory device (DAX)",
+                mib(*bytes)
+            ),
+            "if the region is on one (isthmus host --source dax): ls /dev/dax*; if there is none, modprobe -a nfit nd_pmem dax_pmem device_dax, and see that QEMU has all lines that isthmus vm device prints, and -machine nvdimm=on",
+        );
     }
     let way = if driver.is_some() { "mapped by the guest driver" } else { "mapped by sysfs" };
     let is = format!("{name} with {}, {way}", mib(*bytes));
@@ -202,6 +214,11 @@ mod tests {
         assert!(found.level == Level::Hint && found.found.contains("below 4 GiB"), "{}", found.found);
         put("resource", &[row(0xfe80_0000), row(0), row(0x70_0000_0000)].concat());
         assert_eq!(device(&system).level, Level::Fine);
+        let bar = std::fs::File::options().write(true).open(dir.path().join(AT).join("resource2")).unwrap();
+        bar.set_len(LEAST_REGION_BYTES).unwrap();
+        let found = device(&system);
+        assert!(found.level == Level::Hint && found.found.contains("doorbells"), "{}", found.found);
+        bar.set_len(1).unwrap();
         let link = dir.path().join(AT).join("driver");
         std::os::unix::fs::symlink("../../drivers/isthmus", &link).unwrap();
         let found = device(&system);

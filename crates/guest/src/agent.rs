@@ -22,6 +22,7 @@ use isthmus_region::Error as RegionError;
 use isthmus_region::dax::{self, Dax};
 use isthmus_region::directory::{self, Directory};
 use isthmus_region::driver::{self, Driver};
+use isthmus_region::error::with_causes;
 use isthmus_region::format;
 use isthmus_region::isolated::Isolated;
 use isthmus_region::life::{Life, State};
@@ -126,6 +127,14 @@ pub enum Error {
         /// What is wrong, after a colon, if it is known.
         why: String,
     },
+    /// The device is for doorbells, or one section, and the region is not there.
+    #[error("the ivshmem device {} is not enough to join a region: {why}", device.display())]
+    PartAlone {
+        /// The device's folder in sysfs.
+        device: PathBuf,
+        /// What it is, and what is missing.
+        why: String,
+    },
     /// There is no wake port.
     #[error(
         "this VM has no virtio-serial port named {WAKE_PORT}, by which an agent joins a region; add the port to the VM as `isthmus vm device` prints it: the lines with virtio-serial-pci, isthmus-wake and virtserialport, or libvirt's <channel>"
@@ -155,7 +164,7 @@ pub enum Error {
     NoMember,
     /// The wake port is that of another region than the device's.
     #[error(
-        "this VM's port {WAKE_PORT} is connected to another host service than its device; connect both to sockets of the same `isthmus host`"
+        "this VM's port {WAKE_PORT} is connected to another host service than its device; connect both to sockets of the same `isthmus host` (with a memory device, --source dax, start the VM's QEMU again after the service was started again)"
     )]
     OtherRegion,
     /// The host service does not respond.
@@ -262,13 +271,18 @@ impl Agent {
     pub fn start(config: &Config, observer: Observer) -> Result<Self> {
         let deadline = Instant::now() + config.patience;
         prepare_socket(config)?;
-        let mut others = Vec::new();
+        let (mut others, mut last) = (Vec::new(), None);
         loop {
-            let found = find(config, &others, deadline)?;
+            let found = find(config, &others, deadline);
+            let found = found.map_err(|e| last.take().unwrap_or(e))?;
             match join(config, &found, deadline) {
                 Ok(joined) => return Self::serve(config, found, joined, observer),
-                // There may be memory devices of several regions, and only the wake port says which is this one's.
-                Err(Error::OtherRegion) if found.memory.is_some() => others.extend(found.memory),
+                // There may be memory devices of several regions, and only the wake port says which is this one's; the others' ports
+                // are other agents'.
+                Err(e @ (Error::OtherRegion | Error::WakePort { .. })) if found.memory.is_some() => {
+                    others.extend(found.memory);
+                    last = Some(e);
+                }
                 Err(e) => return Err(e),
             }
         }
@@ -484,9 +498,7 @@ fn open_port(config: &Config, of_others: &[PathBuf]) -> Result<(PathBuf, Port)> 
         for path in paths.into_iter().filter(|path| !of_others.contains(path)) {
             match Port::open(&path) {
                 Ok(port) => return Ok((path, port)),
-                // Beside one of another region, this one is another agent's.
-                Err(source) if of_others.is_empty() => problem = Error::WakePort { path, source },
-                Err(_) => {}
+                Err(source) => problem = Error::WakePort { path, source },
             }
         }
         if Instant::now() >= deadline {
@@ -513,19 +525,24 @@ fn find(config: &Config, others: &[PathBuf], deadline: Instant) -> Result<Found>
             let opened = match Isolated::of(device, devices.clone()) {
                 // The port may have a number for other reasons, beside another program's device in slot 1.
                 Some(isolated) => match open_isolated(isolated, device, config.driver, may_bind) {
-                    Err(Error::NoRegion { .. }) => open(device, config.driver, may_bind),
+                    Err(Error::NoRegion { .. } | Error::PartAlone { .. }) => {
+                        open(device, config.driver, may_bind)
+                    }
                     opened => opened,
                 },
                 None => open(device, config.driver, may_bind),
             };
-            let opened = match opened {
-                // Its memory is for doorbells alone where the region is on a memory device.
-                Err(Error::NoRegion { .. } | Error::Region(RegionError::Version { .. })) => {
-                    let is_one = |memory: &dax::Device| !others.contains(&memory.node) && has_region(memory);
-                    let memory = dax::Device::find().into_iter().find(is_one);
-                    memory.map_or(opened, |memory| open_dax(memory, device, config.driver, may_bind))
-                }
-                opened => opened,
+            let is_part = match &opened {
+                Err(Error::PartAlone { .. }) => true,
+                Err(Error::Region(RegionError::Version { magic, .. })) => *magic == format::SECTION_MAGIC,
+                _ => false,
+            };
+            let is_one = |memory: &dax::Device| !others.contains(&memory.node) && has_region(memory);
+            // Its memory is for doorbells alone where the region is on a memory device.
+            let memory = if is_part { dax::Device::find().into_iter().find(is_one) } else { None };
+            let opened = match memory {
+                Some(memory) => open_dax(memory, device, config.driver, may_bind),
+                None => opened,
             };
             match opened {
                 Ok(found) => return Ok(found),
@@ -541,7 +558,7 @@ fn find(config: &Config, others: &[PathBuf], deadline: Instant) -> Result<Found>
             }
         }
         if Instant::now() >= deadline {
-            return Err(if others.is_empty() { problem } else { Error::OtherRegion });
+            return Err(problem);
         }
         std::thread::sleep(pause);
         // What is not there at boot may come in an hour, and what is refused is refused again.
@@ -612,13 +629,24 @@ fn open(device: &Ivshmem, choice: DriverChoice, may_bind: bool) -> Result<Found>
     Ok(Found { source: Arc::new(source), region, driver: None, is_drivers: false, memory: None })
 }
 
-/// The error for a device that is a part of a region, where the others are missing.
+/// The error for a device whose memory is a part of a region, or for doorbells, where the region itself is missing.
 fn part_alone(device: &Ivshmem) -> Error {
-    Error::NoRegion {
-        device: device.folder.clone(),
-        why: ": it is a part of one, whose other devices are not there: a memory device (/dev/dax*, which takes the modules nfit, nd_pmem, dax_pmem and device_dax), or those of an isolated region's other sections (isthmus vm device prints them)".into(),
+    let folder = device.folder.clone();
+    if device.slot.is_some_and(|slot| slot > 0) {
+        return Error::PartAlone { device: folder, why: ALONE_ISOLATED.into() };
     }
+    let opened = |memory: &dax::Device| Dax::new(memory.clone(), None).file(0).err();
+    let why = match dax::Device::find().iter().find_map(opened) {
+        Some(refused) => format!("{} (under systemd it takes DeviceAllow=char-dax)", with_causes(&refused)),
+        None if Path::new("/sys/bus/acpi/devices/ACPI0012:00").exists() => ALONE_UNUSABLE.into(),
+        None => ALONE_ABSENT.into(),
+    };
+    Error::PartAlone { device: folder, why }
 }
+
+const ALONE_ISOLATED: &str = "it is one section of an isolated region, and the devices of the others are not there: start QEMU with all lines that isthmus vm device --name NAME prints";
+const ALONE_UNUSABLE: &str = "it has the doorbells of a region on a memory device (NVDIMM), of which this VM's kernel has made no /dev/dax*, or one that holds no region: modprobe -a nfit nd_pmem dax_pmem device_dax; if these are loaded, dmesg says why (the kernel takes 1.6 % of the region's size from this VM's memory for it), and starting QEMU again writes what the kernel looks for";
+const ALONE_ABSENT: &str = "it has the doorbells of a region on a memory device (NVDIMM), and this kernel shows none: start QEMU with all lines that isthmus vm device prints, with memory-backend-file and nvdimm, and with -machine nvdimm=on; in the VM, modprobe -a nfit nd_pmem dax_pmem device_dax";
 
 /// Whether a memory device holds a region.
 fn has_region(device: &dax::Device) -> bool {
@@ -628,15 +656,22 @@ fn has_region(device: &dax::Device) -> bool {
 
 /// The region on a memory device. The ivshmem device beside it is for doorbells, which take the driver.
 fn open_dax(memory: dax::Device, bells: &Ivshmem, choice: DriverChoice, may_bind: bool) -> Result<Found> {
-    let bound = Driver::of(bells);
-    let driver = match (choice, bound) {
+    let driver = match (choice, Driver::of(bells)) {
+        // Of several, it may be another agent's.
+        (DriverChoice::Require, _) if !may_bind => {
+            return Err(Error::NoRegion {
+                device: bells.folder.clone(),
+                why: " for the driver: there are several devices, so name one with --device".into(),
+            });
+        }
+        _ if !may_bind => None,
         (DriverChoice::Off, Some(_)) => {
             driver::release(bells)?;
             None
         }
         (DriverChoice::Off, None) => None,
         (_, Some(driver)) => Some(driver?),
-        (DriverChoice::Auto, None) if !may_bind || !driver::is_loaded() => None,
+        (DriverChoice::Auto, None) if !driver::is_loaded() => None,
         (DriverChoice::Auto | DriverChoice::Require, None) => match Driver::bind(bells) {
             Ok(driver) => Some(driver),
             Err(e) if choice == DriverChoice::Require => return Err(e.into()),
@@ -716,6 +751,11 @@ fn found_in(isolated: Isolated) -> Result<Found> {
 
 /// Has the driver make the pool of pages in the section of this VM; gives its bytes, none where there is no driver or no room.
 fn place_pool(config: &Config, found: &Found, own: &PeerInfo) -> u64 {
+    if config.grant_each > 0 && found.memory.is_some() {
+        boot::console(
+            "isthmus: no process of this VM can grant pages: the region is on a memory device (DAX), and not the guest driver's",
+        );
+    }
     let driver = found.driver.as_ref().filter(|driver| found.is_drivers && driver.info().has_pages);
     let Some(driver) = driver else { return 0 };
     let shape = found.region.shape();
@@ -876,7 +916,9 @@ mod tests {
         assert!(complaint(&good).contains("holds no isthmus region"), "zeros");
         let map = Mapping::of(&good.open().unwrap()).unwrap();
         map.whole().unwrap().word("section", 0).unwrap().set(format::SECTION_MAGIC);
-        assert!(complaint(&good).contains("/dev/dax"), "doorbells alone");
+        assert!(complaint(&good).contains("memory device (NVDIMM)"), "doorbells alone");
+        let section = Ivshmem { slot: Some(3), ..good.clone() };
+        assert!(complaint(&section).contains("one section of an isolated region"));
         let shape = Shape::new(bytes, [1, 2], 2, 4).unwrap();
         Writer::create(&map, &shape, 1).unwrap();
         let found = open(&good, DriverChoice::Off, false).unwrap();

@@ -203,37 +203,48 @@ impl Device {
 
     /// What else such a VM needs, one item each.
     pub fn needs(&self) -> Vec<String> {
-        let opened = "the right to open the files that the lines with memory-backend-file name: QEMU runs as the service's user, or as \
-             root, with --isolated and with --source dax.";
-        let isolated = (self.isolated.is_some() || self.dax.is_some()).then(|| opened.to_owned());
         let memory = self.dax.as_ref().map(|file| {
             format!(
-                "room for the memory device: -machine q35,nvdimm=on, and -m SIZE,slots=1,maxmem=MORE, where MORE is SIZE and {} more at least; \
-                 inside, a kernel with device-dax (Debian's have it as modules, which udev loads).",
-                mib(isthmus_vm::ivshmem::dimm_room(file.bytes))
+                "room for the memory device: -machine q35,nvdimm=on, and -m SIZE,slots=1,maxmem=MORE, where MORE is SIZE and {} more at least, \
+                 and slots counts the VM's other memory devices, too. Inside, a kernel with the modules nfit, nd_pmem, dax_pmem and device_dax \
+                 (Debian's generic one has them, and udev loads them), which takes {} of SIZE to describe the region's pages.",
+                mib(isthmus_vm::ivshmem::dimm_room(file.bytes)),
+                mib((file.bytes / 64).max(1 << 20))
             )
         });
-        let usual = vec![
-            "machine type q35. The root port with its 64-bit window puts the region's memory above 4 GiB; below, \
-             firmware makes it uncacheable."
-                .into(),
-            "without KVM: -smp N,maxcpus=2 or more (libvirt: <vcpu current='1'>2</vcpu>), since QEMU emulates a machine \
-             that can only ever have one CPU without atomic instructions, and counts get lost."
-                .into(),
-            "a host name of its own: MPIs take equal names for one host.".into(),
+        let right = if self.isolated.is_some() || self.dax.is_some() {
+            "the right to connect to both sockets, and to open the files that the lines with memory-backend-file name: QEMU runs as the \
+             service's user, or as root; --allow and --group do not help."
+        } else {
             "the right to connect to both sockets: QEMU runs as you, or its user is let in by `isthmus host --allow USER`, or \
              is in the group of --group (libvirt's QEMU is libvirt-qemu)."
-                .into(),
-            "the agent, as root inside: `isthmus guest install`, or `isthmus guest` by hand.".into(),
+        };
+        let again = if self.dax.is_some() {
+            "its QEMU started again after `isthmus host` was started again; a reboot inside is not enough."
+        } else {
             "its place anew after `isthmus host` was started again: unplug the device and plug it in, or restart the VM. \
              Neither works with a chardev or a server connection that was used before."
-                .into(),
+        };
+        let saved = if self.dax.is_some() {
+            "no snapshot, saving or migration at all: QEMU would write what it saved over the region that all members use, and the memory \
+             device cannot be unplugged (docs/threat-model.md)."
+        } else {
             "no snapshot, saving or migration by QEMU or libvirt alone while the device is plugged in: QEMU would take the whole region \
              along and write it over the one that all members use then. Unplug the device before, or switch QEMU's capability \
              x-ignore-shared on, on both sides (docs/threat-model.md)."
-                .into(),
+        };
+        let usual = [
+            "machine type q35. The root port with its 64-bit window puts the region's memory above 4 GiB; below, \
+             firmware makes it uncacheable.",
+            "without KVM: -smp N,maxcpus=2 or more (libvirt: <vcpu current='1'>2</vcpu>), since QEMU emulates a machine \
+             that can only ever have one CPU without atomic instructions, and counts get lost.",
+            "a host name of its own: MPIs take equal names for one host.",
+            right,
+            "the agent, as root inside: `isthmus guest install`, or `isthmus guest` by hand.",
+            again,
+            saved,
         ];
-        usual.into_iter().chain(isolated).chain(memory).collect()
+        usual.map(String::from).into_iter().chain(memory).collect()
     }
 
     /// All of it as text for people.

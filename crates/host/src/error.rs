@@ -42,16 +42,26 @@ pub enum Error {
     /// A memory device, and no VMs.
     #[error("--source dax is for VMs: say how many may join (--vms)")]
     DaxAlone,
+    /// A memory device for a region that is too small.
+    #[error("--source dax needs a region of 4M at least (--region-size)")]
+    DaxSmall,
     /// A memory device for an isolated region.
     #[error(
-        "--source dax is one device with the whole region, which each VM can write, and so does not go with --isolated or --separate-sections: drop one of them"
+        "--source dax gives each VM the whole region to write, so it does not go with --isolated or --separate-sections: drop --source dax, or that option"
     )]
     DaxIsolated,
+    /// A memory device, and pages that are granted.
+    #[error(
+        "--grant needs the region's memory to be the guest driver's, and with --source dax it is a memory device: drop the one or the other (--alloc works there)"
+    )]
+    DaxGrant,
     /// A memory device, and pages of 1 GiB.
-    #[error("a memory device begins with {} MiB of its own, so --source dax does not go with --huge-pages 1G: take 2M", isthmus_region::dax::HEAD_BYTES >> 20)]
+    #[error(
+        "--source dax does not go with --huge-pages 1G, since the file has 2 MiB in front of the region: take 2M"
+    )]
     DaxHuge,
     /// A file of an isolated region, or of a memory device, cannot be looked at.
-    #[error("cannot look at {}, a file of the region that QEMU opens: has its service ended, or is it another user's?", path.display())]
+    #[error("cannot look at {}, a file of the region that QEMU opens: run this as the service's user, or as root; if the service has ended, start it again", path.display())]
     Link {
         /// Its link.
         path: PathBuf,
@@ -64,7 +74,7 @@ pub enum Error {
     NoNameIsolated,
     /// libvirt's elements for a memory device.
     #[error(
-        "libvirt makes no memory device of a file under /proc: use --format qemu in its <qemu:commandline>, with <maxMemory slots='1'> in the domain"
+        "libvirt has no element for this memory device, whose file another process has: put what --format qemu prints into <qemu:commandline>, with -machine nvdimm=on, and give the domain <maxMemory slots='1'> and a NUMA cell (not tried)"
     )]
     NoLibvirtDax,
     /// libvirt's elements for an isolated region.

@@ -177,7 +177,7 @@ pub fn instructions(service: &Service) -> String {
             let others = others.join(", ");
             writeln!(
                 text,
-                "Each VM gets this device, with its own name in place of {first} in both paths: {others}."
+                "Each VM gets this device, with its own name in place of {first} in the paths of both sockets: {others}."
             )
         };
         if service.is_isolated() {

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use isthmus_attach::server::{Allowed, ring};
 use isthmus_attach::socket;
 use isthmus_region::dax::Head;
+use isthmus_region::mapping::Section;
 use isthmus_region::shared_by_threads::Flag;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -33,7 +34,7 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
 use crate::doorbells::eventfd;
 use crate::errands::Errands;
 use crate::error::{Error, Result};
-use crate::members::{Change, Members};
+use crate::members::{self, Change, Members};
 use crate::ports::{Caller, Process};
 use crate::service::{Event, Observer};
 use crate::wakes::Router;
@@ -65,6 +66,8 @@ pub(crate) struct Config {
     pub memory: Vec<Arc<OwnedFd>>,
     /// What a memory device begins with, where VMs have the region as one.
     pub head: Option<Arc<Head>>,
+    /// The memory of devices that are for doorbells alone, which begins with a mark.
+    pub bells: Option<Section>,
     /// Interrupt vectors of each device.
     pub vectors: u16,
     /// Tells VMs of their joining and end, and rings all peers when a VM is gone.
@@ -373,6 +376,9 @@ impl Loop {
         if let Some(head) = &self.config.head {
             // Whatever VMs have written there since, this one is to find its memory device.
             let _ = head.renew();
+        }
+        if let Some(bells) = &self.config.bells {
+            let _ = members::mark(1, bells);
         }
         let mut link = Link::new(socket, member, vectors.clone());
         let memory = usize::try_from(member).ok().and_then(|member| self.config.memory.get(member));

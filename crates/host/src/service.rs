@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use isthmus_attach::server::{self, Allowed, Wakeup};
-use isthmus_region::dax::HEAD_BYTES;
+use isthmus_region::dax::{HEAD_BYTES, LEAST_BYTES};
 use isthmus_region::format::{DEVICE_SECTION_ALIGN, MAX_ENDPOINTS, SECTION_ALIGN};
 use isthmus_region::life::State;
-use isthmus_region::mapping::Mapping;
+use isthmus_region::mapping::{Mapping, Section};
 use isthmus_region::membership::{PeerInfo, Region, Shape};
 use isthmus_region::source::Source;
 use isthmus_region::text::cut;
@@ -416,19 +416,20 @@ impl Service {
                 Some(Wakes::start(relay, Arc::clone(&observer))?)
             }
         };
+        let bells = if dax { Some(bells()?) } else { None };
         let ivshmem = ivshmem::Config {
             sockets: if vms.is_empty() { Vec::new() } else { sockets(&ivshmem_socket) },
             allowed: config.allowed,
             mode: config.mode,
             group: config.group,
             memory: {
-                let bells = if dax { Some(Arc::new(bells()?)) } else { None };
                 let of = |place: &Place| match &bells {
-                    Some(bells) => Ok(Arc::clone(bells)),
+                    Some((file, _)) => Ok(Arc::clone(file)),
                     None => files.file(place.file).map(Arc::new),
                 };
                 plan.places.iter().map(of).collect::<std::result::Result<_, isthmus_region::Error>>()?
             },
+            bells: bells.as_ref().map(|(_, section)| section.clone()),
             head: files.head(),
             vectors: config.vectors,
             router: router.clone(),
@@ -643,19 +644,22 @@ fn check_dax(config: &Config) -> Result<()> {
     match region.source {
         options::Source::Ivshmem => Ok(()),
         options::Source::Dax if region.isolated || region.separate_sections => Err(Error::DaxIsolated),
+        options::Source::Dax if region.grant_bytes > 0 => Err(Error::DaxGrant),
         options::Source::Dax if config.vms.is_empty() => Err(Error::DaxAlone),
         options::Source::Dax if region.huge_pages.is_some_and(|bytes| bytes > HEAD_BYTES) => {
             Err(Error::DaxHuge)
         }
+        options::Source::Dax if region.bytes.is_some_and(|bytes| bytes < LEAST_BYTES) => Err(Error::DaxSmall),
         options::Source::Dax => Ok(()),
     }
 }
 
 /// The memory of ivshmem devices that are for doorbells alone. The guest driver knows it by its first word.
-fn bells() -> Result<OwnedFd> {
+fn bells() -> Result<(Arc<OwnedFd>, Section)> {
     let file = isthmus_region::create::memory(BELL_BYTES)?;
-    members::mark(1, &Mapping::map(file.as_fd(), BELL_BYTES)?.whole()?)?;
-    Ok(file)
+    let whole = Mapping::map(file.as_fd(), BELL_BYTES)?.whole()?;
+    members::mark(1, &whole)?;
+    Ok((Arc::new(file), whole))
 }
 
 /// Checks that a VM's sockets can be named for it.

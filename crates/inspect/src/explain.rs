@@ -413,7 +413,7 @@ pub fn memory(survey: &Survey) -> Option<Choice> {
     let with_dax = || {
         choice(
             "VMs have the region as a memory device (DAX), write-back and in pages of 2 MiB",
-            "so --source dax said; such a device cannot be unplugged, so the VMs cannot be migrated; no VM's section is kept from the others (--isolated), and no program's pages can be granted (--grant), since the region's memory is not the guest driver's: --alloc has large allocations in the region instead",
+            "so --source dax said; such a device cannot be unplugged, so the VMs must not be saved or migrated; no VM's section is kept from the others (--isolated), and no program's pages can be granted (--grant), since the region's memory is not the guest driver's: --alloc has large allocations in the region instead",
         )
     };
     survey.region.dax.then(with_dax)

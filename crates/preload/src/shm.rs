@@ -126,19 +126,26 @@ fn map(
 ) -> Result<(usize, Span)> {
     let bytes = usize::try_from(what.mapped()).map_err(|_| Errno::NOMEM)?;
     let offset = what.offset + dax::begin(file);
-    match map_at(address, bytes, flags, protection, file, offset) {
-        // A memory device maps nothing but large pages, so what lies beside the segment comes along.
-        Err(Errno::INVAL) if flags & REMAP == 0 && dax::may_be_dax(file) => {
-            let first = offset / dax::ALIGN * dax::ALIGN;
-            let all = (offset + what.mapped()).next_multiple_of(dax::ALIGN) - first;
-            let [before, all] = [offset - first, all].map(usize::try_from);
-            let (before, all) = (before.map_err(|_| Errno::NOMEM)?, all.map_err(|_| Errno::NOMEM)?);
-            let from = if address == 0 { 0 } else { address.checked_sub(before).ok_or(Errno::INVAL)? };
-            map_at(from, all, flags, protection, file, first)
-                .map(|at| (at + before, Span { address: at, bytes: all, offset }))
-        }
-        other => other.map(|at| (at, Span { address: at, bytes, offset })),
+    let is_whole = offset.is_multiple_of(dax::ALIGN) && what.mapped().is_multiple_of(dax::ALIGN);
+    if is_whole || !dax::may_be_dax(file) {
+        let at = map_at(address, bytes, flags, protection, file, offset)?;
+        return Ok((at, Span { address: at, bytes, offset }));
     }
+    // A memory device maps nothing but whole large pages, so what lies beside the segment comes along. The kernel must not be asked for
+    // less: it looks at addresses alone, and would map what lies before the segment.
+    if flags & REMAP != 0 {
+        return Err(Errno::INVAL);
+    }
+    let first = offset / dax::ALIGN * dax::ALIGN;
+    let all = (offset + what.mapped()).next_multiple_of(dax::ALIGN) - first;
+    let [before, all] = [offset - first, all].map(usize::try_from);
+    let (before, all) = (before.map_err(|_| Errno::NOMEM)?, all.map_err(|_| Errno::NOMEM)?);
+    let from = if address == 0 { 0 } else { address.checked_sub(before).ok_or(Errno::INVAL)? };
+    if !(from as u64).is_multiple_of(dax::ALIGN) {
+        return Err(Errno::INVAL);
+    }
+    let at = map_at(from, all, flags, protection, file, first)?;
+    Ok((at + before, Span { address: at, bytes: all, offset }))
 }
 
 fn map_at(

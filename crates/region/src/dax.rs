@@ -7,20 +7,23 @@
 //!
 //! Sources: Linux, `drivers/nvdimm/pfn.h` and `pfn_devs.c` for the block, `drivers/dax/device.c` for mappings.
 
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags, SealFlags};
 
 use crate::driver::{self, Driver};
 use crate::error::{Error, Result};
+use crate::format::MAGIC;
 use crate::mapping::{Mapping, is_device};
 use crate::source::Source;
 
-/// Bytes in front of the region in its file; what it begins at must be a multiple of [`ALIGN`].
+/// Bytes in front of the region in its file: a multiple of [`ALIGN`].
 pub const HEAD_BYTES: u64 = 2 << 20;
-/// What mappings of the device begin and end at, multiples of it.
+/// Mappings of the device begin and end at multiples of this.
 pub const ALIGN: u64 = 2 << 20;
 /// The smallest region on such a device. Its file has a length by which it is known: that of a region in a file without a head
 /// is a power of two.
@@ -121,13 +124,27 @@ pub(crate) fn begin_of(file: BorrowedFd<'_>, len: u64) -> u64 {
     }
 }
 
-/// Where a region begins in its first file: behind a head, if the length says that there is one.
+/// Where a region begins in its first file: behind a head, if the length of a file that keeps it says that there is one. Copies of
+/// regions may have any length.
 pub fn begin(file: BorrowedFd<'_>) -> u64 {
-    let has_head = |all: u64| {
-        let region = all.saturating_sub(HEAD_BYTES);
-        region >= LEAST_BYTES && region.is_power_of_two()
+    let is_kept = || rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+    if length(file).is_some_and(has_head) && is_kept() { HEAD_BYTES } else { 0 }
+}
+
+/// The same in a copy: what is there must say so, too.
+pub(crate) fn begin_in_copy(file: &File) -> u64 {
+    let is_region = |at| {
+        let mut word = [0; 8];
+        file.read_exact_at(&mut word, at).is_ok() && u64::from_le_bytes(word) == MAGIC
     };
-    if length(file).is_some_and(has_head) { HEAD_BYTES } else { 0 }
+    let has_one = length(file.as_fd()).is_some_and(has_head) && is_region(HEAD_BYTES) && !is_region(0);
+    if has_one { HEAD_BYTES } else { 0 }
+}
+
+/// Whether a file of so many bytes is longer by a head than one without it can be.
+fn has_head(all: u64) -> bool {
+    let region = all.saturating_sub(HEAD_BYTES);
+    region >= LEAST_BYTES && region.is_power_of_two()
 }
 
 fn length(file: BorrowedFd<'_>) -> Option<u64> {
@@ -215,7 +232,8 @@ impl Source for Dax {
     fn file_for_reading(&self, index: u32) -> Result<OwnedFd> {
         match index {
             0 => self.device.open(OFlags::RDONLY),
-            _ => self.file(index),
+            // Who only looks rings nobody.
+            _ => Err(Error::NoFile { file: index, reason: "all sections lie in the first" }),
         }
     }
 }
@@ -233,8 +251,9 @@ mod tests {
     use super::*;
 
     fn file(bytes: u64) -> OwnedFd {
-        let file = rustix::fs::memfd_create("dax", MemfdFlags::CLOEXEC).unwrap();
+        let file = rustix::fs::memfd_create("dax", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&file, bytes).unwrap();
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
         file
     }
 
@@ -299,6 +318,19 @@ mod tests {
         assert_eq!(begin(file(2 * HEAD_BYTES).as_fd()), 0);
         let null = std::fs::File::open("/dev/null").unwrap();
         assert_eq!((begin(null.as_fd()), bytes(null.as_fd())), (0, None));
+    }
+
+    #[test]
+    fn in_a_copy_the_contents_say_whether_there_is_a_head() {
+        let copy = tempfile::tempfile().unwrap();
+        copy.set_len(HEAD_BYTES + 64 * LEAST_BYTES).unwrap();
+        let put = |at, word: u64| copy.write_all_at(&word.to_le_bytes(), at).unwrap();
+        assert_eq!((begin(copy.as_fd()), begin_in_copy(&copy)), (0, 0), "it may be cut");
+        put(HEAD_BYTES, MAGIC);
+        assert_eq!(begin_in_copy(&copy), HEAD_BYTES);
+        // The files of an isolated region, one after the other, may have such a length.
+        put(0, MAGIC);
+        assert_eq!(begin_in_copy(&copy), 0);
     }
 
     #[test]

@@ -374,10 +374,12 @@ impl Member {
         let directories = Mutex::default();
         let own = OwnDirectory::open(&section, region.shape(), incarnation)?;
         let word = section.read("directory", directory::HEAP_BYTES)?;
-        // Others ring the VM's driver then, also where the memory has futexes, as a memory device's does.
-        let is_interrupted = info.is_vm && own.vectors() > 0;
-        let usual = || if is_interrupted { Doorbell::Interrupt } else { Doorbell::of(word) };
-        let doorbell = doorbell.unwrap_or_else(usual);
+        // Others ring a VM by its driver or its agent, also where its memory has futexes, as that of a memory device has.
+        let doorbell = doorbell.unwrap_or_else(|| match (info.is_vm, own.vectors()) {
+            (false, _) => Doorbell::of(word),
+            (true, 0) => Doorbell::Service,
+            (true, _) => Doorbell::Interrupt,
+        });
         let uuid = region.shape().uuid;
         Ok(Arc::new(Self {
             region,

@@ -57,24 +57,26 @@ impl Reader {
     pub fn add(&mut self, fd: OwnedFd) -> Result<()> {
         let failed = |source| Error::Memory { action: "look at", bytes: 0, source };
         let stat = rustix::fs::fstat(&fd).map_err(failed)?;
-        let begin = dax::begin(fd.as_fd());
+        let is_memory = cannot_shrink(fd.as_fd());
+        let file = File::from(fd);
+        let begin = if is_memory { dax::begin(file.as_fd()) } else { dax::begin_in_copy(&file) };
         let (len, is_dax) = match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
             rustix::fs::FileType::RegularFile => {
                 (u64::try_from(stat.st_size).unwrap_or(0) - begin, begin > 0)
             }
             _ => {
-                let of_driver = driver::bytes(fd.as_fd()).map(|len| (len, false));
-                let of_dax = || dax::bytes(fd.as_fd()).map(|len| (len, true));
+                let of_driver = driver::bytes(file.as_fd()).map(|len| (len, false));
+                let of_dax = || dax::bytes(file.as_fd()).map(|len| (len, true));
                 of_driver.or_else(of_dax).ok_or(Error::NotAFile)?
             }
         };
         let base = self.len;
         let all = base.checked_add(len).filter(|_| base.is_multiple_of(8));
         let all = all.ok_or(Error::Invalid { what: "length of a file of the region", value: base })?;
-        let source = if len > 0 && cannot_shrink(fd.as_fd()) {
-            Source::Memory(Mapping::map_for_reading(fd.as_fd(), len)?.whole_for_reading())
+        let source = if len > 0 && is_memory {
+            Source::Memory(Mapping::map_for_reading(file.as_fd(), len)?.whole_for_reading())
         } else {
-            Source::File(File::from(fd), begin)
+            Source::File(file, begin)
         };
         self.parts.push(Part { source, base, len, is_dax });
         self.len = all;

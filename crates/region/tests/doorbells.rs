@@ -136,10 +136,10 @@ fn memory_has_futexes() {
 }
 
 #[test]
-fn where_others_ring_the_driver_nobody_sleeps_at_a_futex() {
+fn in_a_vm_nobody_sleeps_at_a_futex() {
     // The memory has futexes, as that of a memory device in a VM.
     for (is_vm, vectors, kind) in
-        [(true, 8, Doorbell::Interrupt), (true, 0, Doorbell::Futex), (false, 8, Doorbell::Futex)]
+        [(true, 8, Doorbell::Interrupt), (true, 0, Doorbell::Service), (false, 8, Doorbell::Futex)]
     {
         let (member, _) = world_of(None, true, is_vm, vectors);
         assert_eq!(member.doorbell(), kind, "{is_vm} {vectors}");

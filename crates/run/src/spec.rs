@@ -291,7 +291,7 @@ impl RunSpec {
             }
             if self.region.isolated {
                 return usage(
-                    "--source dax is one device with the whole region, which each VM can write: drop it, or --isolated".into(),
+                    "--source dax gives each VM the whole region to write, so it does not go with --isolated: drop the one or the other".into(),
                 );
             }
             if self.region.grant_bytes > 0 {
@@ -300,7 +300,7 @@ impl RunSpec {
                 );
             }
             if self.region.huge_pages.is_some_and(|bytes| bytes > HEAD_BYTES) {
-                return usage("--source dax does not go with --huge-pages 1G: take 2M".into());
+                return usage("--source dax does not go with --huge-pages 1G, since the file has 2 MiB in front of the region: take 2M".into());
             }
         }
         if self.region.grant_bytes > 0 && self.vms == 0 {

@@ -53,7 +53,7 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// A module that every guest needs is missing.
+    /// A module is missing that every guest needs.
     #[error(
         "the kernel in {} has no module {module}; use Debian's generic kernel (linux-image-amd64, not cloud)",
         path.display()
@@ -63,6 +63,16 @@ pub enum Error {
         path: PathBuf,
         /// The module's name.
         module: String,
+    },
+    /// Modules for memory devices are missing.
+    #[error(
+        "the kernel {release} has no modules {modules}, which --source dax needs; use Debian's generic kernel (linux-image-amd64, not cloud), or do without --source dax"
+    )]
+    NoDax {
+        /// The kernel's release.
+        release: String,
+        /// The modules' names.
+        modules: String,
     },
     /// An executable or library is not what the initramfs builder understands.
     #[error("{} is not a 64-bit little-endian ELF file: {reason}", path.display())]

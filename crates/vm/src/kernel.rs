@@ -72,15 +72,14 @@ impl Kernel {
     }
 
     /// Whether guests with this kernel can have memory devices (DAX).
-    ///
-    /// # Errors
-    /// [`Error::NoModule`] with the first module that is missing.
-    pub fn check_dax(&self) -> Result<()> {
-        let dir = self.modules.parent().unwrap_or(Path::new("/"));
-        let without = fs::read_to_string(dir.join(WITHOUT)).unwrap_or_else(|_| DAX.to_owned());
-        match without.lines().next() {
-            None => Ok(()),
-            Some(module) => Err(Error::NoModule { path: dir.to_owned(), module: module.to_owned() }),
+    fn check_dax(&self) -> Result<()> {
+        let without = self.modules.parent().and_then(|dir| fs::read_to_string(dir.join(WITHOUT)).ok());
+        match without.as_deref() {
+            Some("") => Ok(()),
+            without => Err(Error::NoDax {
+                release: self.release.clone(),
+                modules: without.unwrap_or("for it").lines().collect::<Vec<_>>().join(", "),
+            }),
         }
     }
 
@@ -102,8 +101,20 @@ impl Kernel {
 /// Finds a kernel, or fetches one. `chosen` is the user's own (`--kernel`): a vmlinux or bzImage, whose modules lie in
 /// `modules/` or `lib/modules/RELEASE` next to it, in `../lib/modules/RELEASE` or `../usr/lib/modules/RELEASE`, or in
 /// `/lib/modules/RELEASE`.
-/// `progress` gets a line before each step that takes time.
-pub fn find(chosen: Option<&Path>, progress: &mut dyn FnMut(&str)) -> Result<Kernel> {
+/// With `dax` it has the modules for memory devices; a kernel that an earlier version fetched, without looking for them, is fetched again
+/// then. `progress` gets a line before each step that takes time.
+///
+/// # Errors
+/// [`Error::NoKernel`]; [`Error::NoModule`]; [`Error::NoDax`]; [`Error::BadKernel`] for `chosen`.
+pub fn find(chosen: Option<&Path>, dax: bool, progress: &mut dyn FnMut(&str)) -> Result<Kernel> {
+    let kernel = any(chosen, dax, progress)?;
+    if dax {
+        kernel.check_dax()?;
+    }
+    Ok(kernel)
+}
+
+fn any(chosen: Option<&Path>, dax: bool, progress: &mut dyn FnMut(&str)) -> Result<Kernel> {
     if std::env::consts::ARCH != "x86_64" {
         return Err(Error::NoKernel {
             reason: format!("guests are x86-64 only, this machine is {}", std::env::consts::ARCH),
@@ -112,27 +123,27 @@ pub fn find(chosen: Option<&Path>, progress: &mut dyn FnMut(&str)) -> Result<Ker
     let kernels = cache::dir()?.join("kernels");
     cache::make(&kernels)?;
     if let Some(path) = chosen {
-        return custom(path, &kernels, progress);
+        return custom(path, &kernels, dax, progress);
     }
-    let current = || newest_cached(&kernels).filter(Kernel::is_current);
-    if let Some(kernel) = current() {
+    let cached = || newest_cached(&kernels).filter(|kernel| !dax || kernel.is_current());
+    if let Some(kernel) = cached() {
         return Ok(kernel);
+    }
+    if newest_cached(&kernels).is_some() {
+        progress(
+            "fetching the guests' kernel again: an earlier version left out the modules for --source dax",
+        );
     }
     let _lock = cache::lock(&kernels, ".lock")?;
     // The process that held the lock may have fetched it.
-    if let Some(kernel) = current() {
+    if let Some(kernel) = cached() {
         return Ok(kernel);
     }
     clean_leftovers(&kernels);
     if let Some(kernel) = installed(&kernels, progress)? {
         return Ok(kernel);
     }
-    download(&kernels, progress).or_else(|error| {
-        // That of an older version boots all the same.
-        let older = newest_cached(&kernels).ok_or(error)?;
-        progress(&format!("taking the kernel {} that is in the cache", older.release));
-        Ok(older)
-    })
+    download(&kernels, progress)
 }
 
 /// The kernel that [`find`] would take without fetching or preparing anything.
@@ -379,7 +390,7 @@ fn parse_depends(text: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-fn custom(path: &Path, kernels: &Path, progress: &mut dyn FnMut(&str)) -> Result<Kernel> {
+fn custom(path: &Path, kernels: &Path, dax: bool, progress: &mut dyn FnMut(&str)) -> Result<Kernel> {
     let path = fs::canonicalize(path).map_err(Error::io(format!("find the kernel {}", path.display())))?;
     let mut hasher = DefaultHasher::new();
     cache::file_key(&path, &mut hasher)?;
@@ -387,7 +398,7 @@ fn custom(path: &Path, kernels: &Path, progress: &mut dyn FnMut(&str)) -> Result
     let release_file = kernels.join(&name).join("release");
     let known = || {
         let release = fs::read_to_string(&release_file).ok()?;
-        Kernel::in_dir(&release, &kernels.join(&name)).filter(Kernel::is_current)
+        Kernel::in_dir(&release, &kernels.join(&name)).filter(|kernel| !dax || kernel.is_current())
     };
     if let Some(kernel) = known() {
         return Ok(kernel);
@@ -439,10 +450,18 @@ fn make(kernels: &Path, name: &str, release: &str, image: &Path, modules: Option
             write(new.join(TREE), tree.as_os_str().as_encoded_bytes())?;
         }
         write(target_modules.join("order"), order.as_bytes())?;
-        if target.exists() {
-            fs::remove_dir_all(&target).map_err(Error::io(format!("replace {}", target.display())))?;
+        // What was there may be in use: a QEMU that is being started finds one or the other.
+        let old = kernels.join(format!(".new-old-{name}-{}", std::process::id()));
+        let is_replaced = target.exists();
+        if is_replaced {
+            fs::rename(&target, &old).map_err(Error::io(format!("replace {}", target.display())))?;
         }
-        fs::rename(&new, &target).map_err(Error::io(format!("create {}", target.display())))
+        let renamed = fs::rename(&new, &target).map_err(Error::io(format!("create {}", target.display())));
+        if is_replaced {
+            // If this fails, the next download removes it.
+            let _ = fs::remove_dir_all(&old);
+        }
+        renamed
     })();
     if result.is_err() {
         let _ = fs::remove_dir_all(&new);

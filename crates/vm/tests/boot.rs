@@ -167,7 +167,7 @@ impl Bench {
         let work = dir.join("work");
         fs::create_dir_all(&work)?;
         let chosen = std::env::var_os("ISTHMUS_TEST_KERNEL").map(PathBuf::from);
-        let kernel = kernel::find(chosen.as_deref(), &mut |line| println!("boot: {line}"))?;
+        let kernel = kernel::find(chosen.as_deref(), false, &mut |line| println!("boot: {line}"))?;
         let base = initramfs::base(&kernel)?;
         let decision = accel::choose(Choice::Auto, &kernel.vmlinux)?;
         println!(

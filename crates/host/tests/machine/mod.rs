@@ -30,7 +30,7 @@ pub struct Guests {
 
 impl Guests {
     pub fn find() -> Outcome<Self> {
-        let kernel = kernel::find(None, &mut |line| println!("{line}"))?;
+        let kernel = kernel::find(None, false, &mut |line| println!("{line}"))?;
         let base = initramfs::base(&kernel)?;
         let accel = accel::choose(Choice::Auto, &kernel.vmlinux)?.accel;
         Ok(Self { kernel, base, accel })

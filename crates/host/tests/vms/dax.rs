@@ -71,6 +71,11 @@ fn members_of_a_region_behind_a_head_reach_each_other() {
     let seen = outside.region().section(&outside.region().peer(inside.peer()).unwrap().unwrap()).unwrap();
     inside.section().word("test", seen.len() - 8).unwrap().set(77);
     assert_eq!(seen.word("test", seen.len() - 8).unwrap().get(), 77);
+    // In the file it is behind the head.
+    let place = outside.region().peer(inside.peer()).unwrap().unwrap().section + seen.len() - 8;
+    let mut word = [0; 8];
+    std::fs::File::open(&path).unwrap().read_exact_at(&mut word, HEAD_BYTES + place).unwrap();
+    assert_eq!(u64::from_le_bytes(word), 77);
     // An observer finds the region, too, and what VMs have it as.
     let view = isthmus_attach::client::observe_at(service.attach_socket(), SOON).unwrap();
     let reader = isthmus_region::reader::Reader::new(view.region).unwrap();
@@ -89,9 +94,10 @@ fn what_does_not_go_with_a_memory_device_is_refused() {
         isthmus_host::Service::start(config, std::sync::Arc::new(|_| ())).err()
     };
     assert!(matches!(refused(|config| config.region.isolated = true), Some(Error::DaxIsolated)));
+    assert!(matches!(refused(|config| config.region.grant_bytes = 1 << 20), Some(Error::DaxGrant)));
     assert!(matches!(refused(|config| config.vms.clear()), Some(Error::DaxAlone)));
     assert!(matches!(refused(|config| config.region.huge_pages = Some(1 << 30)), Some(Error::DaxHuge)));
     assert!(refused(|_| ()).is_none());
     // A file of 2 MiB and 2 MiB would look like one of 4 MiB without a head.
-    assert!(refused(|config| config.region.bytes = Some(2 << 20)).is_some());
+    assert!(matches!(refused(|config| config.region.bytes = Some(2 << 20)), Some(Error::DaxSmall)));
 }

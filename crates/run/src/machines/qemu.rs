@@ -65,8 +65,9 @@ impl Common {
     fn new(plan: &Plan<'_>) -> Result<Self> {
         let failed = |e: isthmus_vm::Error| boot(&plan.names.join(", "), &e);
         let slow = Slow::start("isthmus: getting the guests' kernel ready");
-        let kernel =
-            kernel::find(plan.spec.vm.kernel.as_deref(), &mut |line| tell!("{line}")).map_err(failed)?;
+        let is_dax = plan.service.is_some() && plan.spec.region.source == Source::Dax;
+        let chosen = plan.spec.vm.kernel.as_deref();
+        let kernel = kernel::find(chosen, is_dax, &mut |line| tell!("{line}")).map_err(failed)?;
         drop(slow);
         let choice = match plan.spec.vm.accel {
             Accelerator::Auto => Choice::Auto,
@@ -87,10 +88,6 @@ impl Common {
         let base = initramfs::base(&kernel).map_err(failed)?;
         drop(slow);
         let driver = driver_for(plan, &kernel).map_err(failed)?;
-        let is_dax = plan.service.is_some() && plan.spec.region.source == Source::Dax;
-        if is_dax {
-            kernel.check_dax().map_err(failed)?;
-        }
         if plan.spec.region.alloc_bytes > 0 && driver.is_none() && !is_dax {
             return Err(Error::Usage(
                 "--alloc needs the guest driver in VMs, and there is none (--driver require says why)".into(),
