@@ -2,7 +2,7 @@
 //! and in pages of 2 MiB.
 //!
 //! The kernel makes such a device of an NVDIMM that has an information block, which says where its data begins. The host service
-//! writes that block ([`write_head`]) when it makes the region's file, so no VM has to convert anything. What the host has is the file, so
+//! writes that block ([`Head::write`]) when it makes the region's file, so no VM has to convert anything. What the host has is the file, so
 //! there the region begins behind the head; what a VM has is the device, where the head is not seen ([`begin`]).
 //!
 //! Sources: Linux, `drivers/nvdimm/pfn.h` and `pfn_devs.c` for the block, `drivers/dax/device.c` for mappings.
