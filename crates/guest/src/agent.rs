@@ -227,8 +227,8 @@ struct Found {
     driver: Option<Arc<Driver>>,
     /// Whether the driver's device has this VM's section, whose pages it can give out then.
     is_drivers: bool,
-    /// The memory device that it is on, if it is.
-    memory: Option<PathBuf>,
+    /// Whether it is on a memory device.
+    is_dax: bool,
 }
 
 /// A running agent. Dropping it ends the service; attached processes go on without it.
@@ -271,21 +271,9 @@ impl Agent {
     pub fn start(config: &Config, observer: Observer) -> Result<Self> {
         let deadline = Instant::now() + config.patience;
         prepare_socket(config)?;
-        let (mut others, mut last) = (Vec::new(), None);
-        loop {
-            let found = find(config, &others, deadline);
-            let found = found.map_err(|e| last.take().unwrap_or(e))?;
-            match join(config, &found, deadline) {
-                Ok(joined) => return Self::serve(config, found, joined, observer),
-                // There may be memory devices of several regions, and only the wake port says which is this one's; the others' ports
-                // are other agents'.
-                Err(e @ (Error::OtherRegion | Error::WakePort { .. })) if found.memory.is_some() => {
-                    others.extend(found.memory);
-                    last = Some(e);
-                }
-                Err(e) => return Err(e),
-            }
-        }
+        let found = find(config, deadline)?;
+        let joined = join(config, &found, deadline)?;
+        Self::serve(config, found, joined, observer)
     }
 
     /// As [`Agent::start`], for a region and a wake port that the caller has found: the region's descriptor and the
@@ -317,7 +305,7 @@ impl Agent {
     ) -> Result<Self> {
         prepare_socket(config)?;
         let region = Region::open_from(&Mapping::of(&*source)?, Some(Arc::clone(&source)))?;
-        let found = Found { source, region, driver: None, is_drivers: false, memory: None };
+        let found = Found { source, region, driver: None, is_drivers: false, is_dax: false };
         let joined = Joined::at(config, &found, port, Instant::now() + config.patience, config.patience)?;
         Self::serve(config, found, joined, observer)
     }
@@ -508,8 +496,8 @@ fn open_port(config: &Config, of_others: &[PathBuf]) -> Result<(PathBuf, Port)> 
     }
 }
 
-/// The region behind the device, as soon as there is one: on none of the memory devices `others`.
-fn find(config: &Config, others: &[PathBuf], deadline: Instant) -> Result<Found> {
+/// The region behind the device, as soon as there is one.
+fn find(config: &Config, deadline: Instant) -> Result<Found> {
     let mut pause = PAUSE;
     loop {
         let mut problem = Error::NoDevice;
@@ -537,9 +525,8 @@ fn find(config: &Config, others: &[PathBuf], deadline: Instant) -> Result<Found>
                 Err(Error::Region(RegionError::Version { magic, .. })) => *magic == format::SECTION_MAGIC,
                 _ => false,
             };
-            let is_one = |memory: &dax::Device| !others.contains(&memory.node) && has_region(memory);
             // Its memory is for doorbells alone where the region is on a memory device.
-            let memory = if is_part { dax::Device::find().into_iter().find(is_one) } else { None };
+            let memory = if is_part { memory_beside(device) } else { None };
             let opened = match memory {
                 Some(memory) => open_dax(memory, device, config.driver, may_bind),
                 None => opened,
@@ -582,7 +569,7 @@ fn open(device: &Ivshmem, choice: DriverChoice, may_bind: bool) -> Result<Found>
         let region = Region::open(&Mapping::of(&driver)?)?;
         let driver = Arc::new(driver.for_region(region.shape()));
         let source = Arc::clone(&driver) as Arc<dyn Source>;
-        Ok(Found { source, region, driver: Some(driver), is_drivers: true, memory: None })
+        Ok(Found { source, region, driver: Some(driver), is_drivers: true, is_dax: false })
     };
     match Driver::of(device) {
         Some(Ok(driver)) if choice != DriverChoice::Off => return with_driver(driver),
@@ -626,7 +613,7 @@ fn open(device: &Ivshmem, choice: DriverChoice, may_bind: bool) -> Result<Found>
         }
         return open(device, DriverChoice::Off, false);
     }
-    Ok(Found { source: Arc::new(source), region, driver: None, is_drivers: false, memory: None })
+    Ok(Found { source: Arc::new(source), region, driver: None, is_drivers: false, is_dax: false })
 }
 
 /// The error for a device whose memory is a part of a region, or for doorbells, where the region itself is missing.
@@ -648,10 +635,14 @@ const ALONE_ISOLATED: &str = "it is one section of an isolated region, and the d
 const ALONE_UNUSABLE: &str = "it has the doorbells of a region on a memory device (NVDIMM), of which this VM's kernel has made no /dev/dax*, or one that holds no region: modprobe -a nfit nd_pmem dax_pmem device_dax; if these are loaded, dmesg says why (the kernel takes 1.6 % of the region's size from this VM's memory for it), and starting QEMU again writes what the kernel looks for";
 const ALONE_ABSENT: &str = "it has the doorbells of a region on a memory device (NVDIMM), and this kernel shows none: start QEMU with all lines that isthmus vm device prints, with memory-backend-file and nvdimm, and with -machine nvdimm=on; in the VM, modprobe -a nfit nd_pmem dax_pmem device_dax";
 
-/// Whether a memory device holds a region.
-fn has_region(device: &dax::Device) -> bool {
-    let map = Mapping::of(&Dax::new(device.clone(), None));
-    map.is_ok_and(|map| Region::is_there(&map))
+/// The memory device with the region whose doorbells this device has.
+fn memory_beside(bells: &Ivshmem) -> Option<dax::Device> {
+    let map = match Driver::of(bells) {
+        Some(driver) => Mapping::of(&driver.ok()?),
+        None => Mapping::of(&bells.open().ok()?),
+    };
+    let uuid = dax::of_bells(&map.ok()?)?;
+    dax::Device::find().into_iter().find(|memory| memory.region() == Some(uuid))
 }
 
 /// The region on a memory device. The ivshmem device beside it is for doorbells, which take the driver.
@@ -682,10 +673,9 @@ fn open_dax(memory: dax::Device, bells: &Ivshmem, choice: DriverChoice, may_bind
         },
     };
     let driver = driver.map(Arc::new);
-    let node = memory.node.clone();
     let source: Arc<dyn Source> = Arc::new(Dax::new(memory, driver.clone()));
     let region = Region::open_from(&Mapping::of(&*source)?, Some(Arc::clone(&source)))?;
-    Ok(Found { source, region, driver, is_drivers: false, memory: Some(node) })
+    Ok(Found { source, region, driver, is_drivers: false, is_dax: true })
 }
 
 /// As [`open`], of an isolated region.
@@ -746,12 +736,12 @@ fn found_in(isolated: Isolated) -> Result<Found> {
     let source: Arc<dyn Source> = Arc::new(isolated);
     let region = Region::open_from(&Mapping::of(&*source)?, Some(Arc::clone(&source)))?;
     let is_drivers = driver.is_some();
-    Ok(Found { source, region, driver, is_drivers, memory: None })
+    Ok(Found { source, region, driver, is_drivers, is_dax: false })
 }
 
 /// Has the driver make the pool of pages in the section of this VM; gives its bytes, none where there is no driver or no room.
 fn place_pool(config: &Config, found: &Found, own: &PeerInfo) -> u64 {
-    if config.grant_each > 0 && found.memory.is_some() {
+    if config.grant_each > 0 && found.is_dax {
         boot::console(
             "isthmus: no process of this VM can grant pages: the region is on a memory device (DAX), and not the guest driver's",
         );

@@ -34,7 +34,7 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
 use crate::doorbells::eventfd;
 use crate::errands::Errands;
 use crate::error::{Error, Result};
-use crate::members::{self, Change, Members};
+use crate::members::{Change, Members};
 use crate::ports::{Caller, Process};
 use crate::service::{Event, Observer};
 use crate::wakes::Router;
@@ -66,7 +66,7 @@ pub(crate) struct Config {
     pub memory: Vec<Arc<OwnedFd>>,
     /// What a memory device begins with, where VMs have the region as one.
     pub head: Option<Arc<Head>>,
-    /// The memory of devices that are for doorbells alone, which begins with a mark.
+    /// The memory of devices that are for doorbells alone, which says whose they are.
     pub bells: Option<Section>,
     /// Interrupt vectors of each device.
     pub vectors: u16,
@@ -378,7 +378,7 @@ impl Loop {
             let _ = head.renew();
         }
         if let Some(bells) = &self.config.bells {
-            let _ = members::mark(1, bells);
+            let _ = isthmus_region::dax::mark_bells(bells, self.members().region().shape().uuid);
         }
         let mut link = Link::new(socket, member, vectors.clone());
         let memory = usize::try_from(member).ok().and_then(|member| self.config.memory.get(member));

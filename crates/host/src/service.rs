@@ -23,7 +23,7 @@ use crate::errands::Errands;
 use crate::error::{Error, Result};
 use crate::files::{Memfds, View};
 use crate::ivshmem;
-use crate::members::{self, Members};
+use crate::members::Members;
 use crate::names::{self, Makers, Registry, Rules};
 use crate::options::{self, RegionOptions};
 use crate::plan::{self, Place, Plan};
@@ -429,7 +429,7 @@ impl Service {
                 };
                 plan.places.iter().map(of).collect::<std::result::Result<_, isthmus_region::Error>>()?
             },
-            bells: bells.as_ref().map(|(_, section)| section.clone()),
+            bells: bells.map(|(_, section)| section),
             head: files.head(),
             vectors: config.vectors,
             router: router.clone(),
@@ -654,11 +654,10 @@ fn check_dax(config: &Config) -> Result<()> {
     }
 }
 
-/// The memory of ivshmem devices that are for doorbells alone. The guest driver knows it by its first word.
+/// The memory of ivshmem devices that are for doorbells alone.
 fn bells() -> Result<(Arc<OwnedFd>, Section)> {
     let file = isthmus_region::create::memory(BELL_BYTES)?;
     let whole = Mapping::map(file.as_fd(), BELL_BYTES)?.whole()?;
-    members::mark(1, &whole)?;
     Ok((Arc::new(file), whole))
 }
 

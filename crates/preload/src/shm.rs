@@ -126,8 +126,10 @@ fn map(
 ) -> Result<(usize, Span)> {
     let bytes = usize::try_from(what.mapped()).map_err(|_| Errno::NOMEM)?;
     let offset = what.offset + dax::begin(file);
-    let is_whole = offset.is_multiple_of(dax::ALIGN) && what.mapped().is_multiple_of(dax::ALIGN);
-    if is_whole || !dax::may_be_dax(file) {
+    let is_dax = dax::may_be_dax(file);
+    let is_whole =
+        [offset, what.mapped(), address as u64].iter().all(|value| value.is_multiple_of(dax::ALIGN));
+    if is_whole || !is_dax {
         let at = map_at(address, bytes, flags, protection, file, offset)?;
         return Ok((at, Span { address: at, bytes, offset }));
     }

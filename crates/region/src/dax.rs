@@ -13,12 +13,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use isthmus_lockfree::sync::ReadWord;
 use rustix::fs::{FileType, Mode, OFlags, SealFlags};
 
 use crate::driver::{self, Driver};
 use crate::error::{Error, Result};
-use crate::format::MAGIC;
-use crate::mapping::{Mapping, is_device};
+use crate::format::{MAGIC, SECTION_MAGIC, header};
+use crate::mapping::{Mapping, Section, is_device};
 use crate::source::Source;
 
 /// Bytes in front of the region in its file: a multiple of [`ALIGN`].
@@ -115,6 +116,24 @@ impl Head {
     }
 }
 
+/// Says in the memory of devices that are for doorbells alone whose they are: by the mark of a section, for which the guest driver looks,
+/// and the region's identity.
+///
+/// # Errors
+/// [`Error::OutOfBounds`] for memory of less than two words.
+pub fn mark_bells(memory: &Section, uuid: [u64; 2]) -> Result<()> {
+    memory.word("identity", 8)?.set(uuid[0]);
+    memory.word("mark", 0)?.set(SECTION_MAGIC);
+    Ok(())
+}
+
+/// The first half of the identity of the region whose doorbells a device has with this memory; none if that is something else.
+pub fn of_bells(memory: &Arc<Mapping>) -> Option<u64> {
+    let whole = memory.whole_for_reading();
+    let word = |at| whole.word("mark", at).map(ReadWord::get).ok();
+    (word(0)? == SECTION_MAGIC).then(|| word(8)).flatten()
+}
+
 /// Where a region of `len` bytes begins in its first file.
 pub(crate) fn begin_of(file: BorrowedFd<'_>, len: u64) -> u64 {
     if begin(file) == HEAD_BYTES && length(file).is_some_and(|all| all == len + HEAD_BYTES) {
@@ -178,6 +197,14 @@ impl Device {
         let mut found: Vec<_> = entries.into_iter().flatten().flatten().filter_map(of).collect();
         found.sort_by(|a, b| a.node.cmp(&b.node));
         found
+    }
+
+    /// The first half of the identity of the region that it holds, if it holds one. Needs root.
+    pub fn region(&self) -> Option<u64> {
+        let file = self.open(OFlags::RDONLY).ok()?;
+        let whole = Mapping::as_opened(file.as_fd(), self.bytes).ok()?.whole_for_reading();
+        let word = |at| whole.word("header", at).map(ReadWord::get).ok();
+        (word(header::MAGIC)? == MAGIC).then(|| word(header::UUID)).flatten()
     }
 
     fn open(&self, access: OFlags) -> Result<OwnedFd> {
@@ -331,6 +358,15 @@ mod tests {
         // The files of an isolated region, one after the other, may have such a length.
         put(0, MAGIC);
         assert_eq!(begin_in_copy(&copy), 0);
+    }
+
+    #[test]
+    fn doorbells_say_whose_they_are() {
+        let file = file(1 << 20);
+        let map = Mapping::map(file.as_fd(), 1 << 20).unwrap();
+        assert_eq!(of_bells(&map), None);
+        mark_bells(&map.whole().unwrap(), [7, 8]).unwrap();
+        assert_eq!(of_bells(&map), Some(7));
     }
 
     #[test]

@@ -125,11 +125,11 @@ fn any(chosen: Option<&Path>, dax: bool, progress: &mut dyn FnMut(&str)) -> Resu
     if let Some(path) = chosen {
         return custom(path, &kernels, dax, progress);
     }
-    let cached = || newest_cached(&kernels).filter(|kernel| !dax || kernel.is_current());
+    let cached = || newest_cached(&kernels, dax);
     if let Some(kernel) = cached() {
         return Ok(kernel);
     }
-    if newest_cached(&kernels).is_some() {
+    if newest_cached(&kernels, false).is_some() {
         progress(
             "fetching the guests' kernel again: an earlier version left out the modules for --source dax",
         );
@@ -148,18 +148,19 @@ fn any(chosen: Option<&Path>, dax: bool, progress: &mut dyn FnMut(&str)) -> Resu
 
 /// The kernel that [`find`] would take without fetching or preparing anything.
 pub fn at_hand() -> Option<Kernel> {
-    newest_cached(&cache::dir().ok()?.join("kernels"))
+    newest_cached(&cache::dir().ok()?.join("kernels"), false)
 }
 
-/// The newest of the fetched kernels; those made from a user's own file are not among them.
-fn newest_cached(kernels: &Path) -> Option<Kernel> {
+/// The newest of the fetched kernels, with `current` of those of this version; those made from a user's own file are not among them.
+fn newest_cached(kernels: &Path, current: bool) -> Option<Kernel> {
     let mut found: Vec<Kernel> = fs::read_dir(kernels)
         .ok()?
         .filter_map(|entry| {
             let entry = entry.ok()?;
             let name = entry.file_name().into_string().ok()?;
             let plain = name.starts_with(|first: char| first.is_ascii_digit());
-            plain.then(|| Kernel::in_dir(&name, &entry.path()))?
+            let kernel = plain.then(|| Kernel::in_dir(&name, &entry.path()))??;
+            (!current || kernel.is_current()).then_some(kernel)
         })
         .collect();
     found.sort_by_key(|kernel| version_key(&kernel.release));
@@ -450,18 +451,19 @@ fn make(kernels: &Path, name: &str, release: &str, image: &Path, modules: Option
             write(new.join(TREE), tree.as_os_str().as_encoded_bytes())?;
         }
         write(target_modules.join("order"), order.as_bytes())?;
-        // What was there may be in use: a QEMU that is being started finds one or the other.
-        let old = kernels.join(format!(".new-old-{name}-{}", std::process::id()));
-        let is_replaced = target.exists();
-        if is_replaced {
-            fs::rename(&target, &old).map_err(Error::io(format!("replace {}", target.display())))?;
+        // What was there may be in use: whoever looks finds one or the other.
+        let exchange = rustix::fs::RenameFlags::EXCHANGE;
+        match rustix::fs::renameat_with(rustix::fs::CWD, &new, rustix::fs::CWD, &target, exchange) {
+            Ok(()) => {
+                // If this fails, the next download removes it.
+                let _ = fs::remove_dir_all(&new);
+                Ok(())
+            }
+            Err(rustix::io::Errno::NOENT) => {
+                fs::rename(&new, &target).map_err(Error::io(format!("create {}", target.display())))
+            }
+            Err(e) => Err(Error::io(format!("replace {}", target.display()))(e.into())),
         }
-        let renamed = fs::rename(&new, &target).map_err(Error::io(format!("create {}", target.display())));
-        if is_replaced {
-            // If this fails, the next download removes it.
-            let _ = fs::remove_dir_all(&old);
-        }
-        renamed
     })();
     if result.is_err() {
         let _ = fs::remove_dir_all(&new);
