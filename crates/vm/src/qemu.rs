@@ -150,8 +150,8 @@ impl VmConfig {
         Ok(line.words)
     }
 
-    /// The same with the files of an isolated region, or that of a memory device, opened here, and passed on: QEMU may be in a name space from which it could
-    /// not open what another process has. The descriptors are inherited by whatever this process executes while they are open.
+    /// The same with the files of an isolated region, or that of a memory device, opened here and passed on: QEMU may be in a name
+    /// space from which it could not open what another process has. Whatever this process executes meanwhile inherits the descriptors.
     fn with_opened_sections(&self) -> Result<(Self, Vec<OwnedFd>)> {
         let mut config = self.clone();
         let mut opened = Vec::new();
