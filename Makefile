@@ -19,7 +19,7 @@ export PATH := $(shell scripts/find-cargo):$(PATH)
 
 # Everything that users run.
 all:
-	cargo build --release --workspace
+	cargo build --release --workspace --exclude isthmus-fuzz
 	install -D -m 755 $(RELEASE)/libisthmus_fi.so $(PROVIDER)
 	install -D -m 644 $(RELEASE)/libisthmus_preload.so $(SYSV)
 	install -D -m 644 $(RELEASE)/libisthmus_alloc.so $(ALLOC)
@@ -36,7 +36,7 @@ clippy:
 	cargo clippy --workspace --all-targets -- -D warnings
 
 unit:
-	cargo test --workspace --quiet --no-fail-fast -- --show-output
+	tests/unit
 	cargo test --workspace --features isthmus-transport/fault,isthmus-sync/fault,isthmus-sysv/fault --test faults --test minitransaction_faults --test msg_faults --test sem_faults --quiet
 
 doc:
