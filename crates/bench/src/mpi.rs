@@ -418,6 +418,25 @@ fn block_records(
             records.extend(ours.filter(|_| !ratios.is_empty()).map(|it| it.with_ratios(name, &ratios)));
         }
     }
+    // What the ranks' processors do for a message, both sides together.
+    let two_copies = peers.iter().copied().find(|at| measured[*at].subject.name == subject::TWO_COPIES);
+    if let (Some(two), Block::Pool(..) | Block::BothWays(..)) = (two_copies, plan.blocks[block]) {
+        let of_round = |round: &Option<BlockOfRound>| round.as_ref().map(|it| it.cpu_us_per_op);
+        let cpu: Vec<Vec<Option<f64>>> =
+            series.iter().map(|rounds| rounds.iter().map(of_round).collect()).collect();
+        let spent = |at: usize| {
+            let of = record(at, measured[at].subject.name, None)?;
+            let benchmark = format!("{}_cpu", of.benchmark);
+            let values: Vec<f64> = cpu[at].iter().flatten().copied().collect();
+            let of = Record { benchmark, metric: "cpu_us".into(), cpu_us_per_op: None, ..of };
+            Some(of.with_values(&values))
+        };
+        for at in (0..measured.len()).filter(|at| measured[*at].subject.is_isthmus()) {
+            let ratios = pairs(&cpu[at], &cpu[two]);
+            records.extend(spent(at).map(|it| it.with_ratios(subject::TWO_COPIES, &ratios)));
+        }
+        records.extend(spent(two));
+    }
     // How a kernel communicates is the same whatever its messages go by, but for the rate.
     let ours = &measured[0];
     let sampled = |of: &dyn Fn(&program::Sample) -> Option<f64>| -> Vec<f64> {

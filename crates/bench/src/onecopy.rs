@@ -15,7 +15,7 @@ use crate::peers::{Wanted, missed};
 use crate::program::{BARE, Block, Kernel, LATENCY};
 use crate::promise::{Row, Verdict, at_least, at_most};
 use crate::record::{self, Record};
-use crate::subject::{ALLOCATIONS, TWO_COPIES};
+use crate::subject::{ALLOCATIONS, Peers, TWO_COPIES};
 
 pub mod pages;
 
@@ -115,6 +115,18 @@ fn wanted(vms: u32, flavour: Flavour) -> Vec<(Block, Wanted)> {
         of("1 MiB, 40 buffers : two copies", at_least(0.95, 1.0), Block::Pool(MB, EXCEEDS), TWO_COPIES),
         of("1 MiB, each buffer once : two copies", at_least(0.95, 1.0), Block::Once(MB), TWO_COPIES),
     ];
+    // Ranks poll, so what is saved is time for which both sides would have been busy.
+    for (what, less, bytes, buffers) in [
+        ("1 MiB, same buffer", 1.5, MB, 1),
+        ("4 MiB, same buffer", 1.5, 4 * MB, 1),
+        ("1 MiB, 16 buffers", 1.4, MB, FITS),
+    ] {
+        let what = format!("processor time of a message, {what} : two copies");
+        let promise = at_most(1.0 / less, 1.0 / 1.9);
+        let mut wanted = Wanted::new(what, promise, ("pool_cpu", bytes), Some(TWO_COPIES));
+        wanted.depth = Some(buffers);
+        rows.push((Block::Pool(bytes, buffers), wanted));
+    }
     let one_way = at_least(0.97, 1.2);
     for (what, promise, block, peer) in [
         ("1 MiB, same buffer : bare copy", at_least(0.85, 1.0), Block::Pool(MB, 1), BARE),
@@ -175,8 +187,16 @@ pub fn run(plan: &mpi::Plan, is_quick: bool, progress: &mut dyn FnMut(&str)) -> 
             Err(error) => comparison.left_out.push(format!("what a page costs: {}", error.chain())),
         }
     }
-    let mut rows = Vec::new();
     let placements: Vec<String> = record::placements(&comparison.records).into_iter().flatten().collect();
+    if plan.vms > 0 && !is_quick {
+        progress("which granted pages make room for others, in a pool of more than there may be");
+        match replacement(plan, progress) {
+            Ok(done) => comparison.add(done, "replacement"),
+            Err(error @ Error::Interrupted { .. }) => return Err(error),
+            Err(error) => comparison.left_out.push(format!("replacement: {}", error.chain())),
+        }
+    }
+    let mut rows = Vec::new();
     for (_, wanted) in wanted(plan.vms, flavour).into_iter().filter(|(block, _)| plan.blocks.contains(block))
     {
         for placement in &placements {
@@ -187,6 +207,16 @@ pub fn run(plan: &mpi::Plan, is_quick: bool, progress: &mut dyn FnMut(&str)) -> 
         }
     }
     Ok(Done { comparison, rows, pages })
+}
+
+/// The pool that exceeds what may be granted, by both rules of replacement: the paper's figure 12.
+fn replacement(plan: &mpi::Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
+    let peers = Peers { replacement: true, one_copy: false, ..plan.peers };
+    let mut done =
+        mpi::run(&mpi::Plan { peers, blocks: vec![Block::Pool(MB, EXCEEDS)], ..plan.clone() }, progress)?;
+    done.records.retain(|record| record.benchmark == "pool");
+    done.records.iter_mut().for_each(|record| record.benchmark = "replacement".into());
+    Ok(done)
 }
 
 impl Done {

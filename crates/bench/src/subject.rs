@@ -43,6 +43,9 @@ pub struct Peers {
     /// Isthmus itself in two copies, and in one wherever that can be, beside what it chooses; between VMs each of its processes may
     /// grant pages. Also with large allocations in the region.
     pub one_copy: bool,
+    /// Isthmus in one copy wherever that can be, by either rule of which granted pages make room for others, beside two copies and what it
+    /// chooses.
+    pub replacement: bool,
     /// Isthmus in one mode beside another, and no MPI's own transports.
     pub modes: Option<Modes>,
     /// All ways of Open MPI over TCP between VMs; else two of the four, which a first look is made with.
@@ -51,8 +54,15 @@ pub struct Peers {
 
 impl Peers {
     /// What most people choose from.
-    pub const USUAL: Self =
-        Self { tcp: true, shared: true, two_copy: false, one_copy: false, modes: None, every_way: true };
+    pub const USUAL: Self = Self {
+        tcp: true,
+        shared: true,
+        two_copy: false,
+        one_copy: false,
+        replacement: false,
+        modes: None,
+        every_way: true,
+    };
 }
 
 /// How a subject's ranks are started.
@@ -200,6 +210,17 @@ pub fn subjects(setting: &Setting, peers: Peers) -> Vec<Subject> {
         let of = |name, is_peer| ours(name, is_peer, modes.args(is_peer), Vec::new());
         return vec![of(modes.names().0, false), of(modes.names().1, true)];
     }
+    if peers.replacement {
+        let of = |name, is_peer, long, rule| {
+            ours(name, is_peer, &GRANTING, vec![("FI_ISTHMUS_LONG", long), ("FI_ISTHMUS_REPLACEMENT", rule)])
+        };
+        return vec![
+            of("isthmus", false, "auto", "idle"),
+            of(ONE_COPY, false, "attach", "idle"),
+            of(BY_AGE, false, "attach", "age"),
+            of(TWO_COPIES, true, "copy", "idle"),
+        ];
+    }
     // Told to choose, whatever this process's own environment says, where others are told not to.
     let choice = if peers.one_copy { vec![("FI_ISTHMUS_LONG", "auto")] } else { Vec::new() };
     let mut all = vec![ours("isthmus", false, granting, choice.clone())];
@@ -295,6 +316,9 @@ pub fn is_region(peer: &str) -> bool {
 pub const TWO_COPIES: &str = "isthmus-copy";
 /// See [`TWO_COPIES`].
 pub const ONE_COPY: &str = "isthmus-attach";
+
+/// The same as [`ONE_COPY`] where the oldest granted pages make room (LRU).
+pub const BY_AGE: &str = "isthmus-lru";
 
 /// Isthmus with the program's large allocations in the region. It is compared with the peers as isthmus is.
 pub const ALLOCATIONS: &str = "isthmus-alloc";

@@ -11,7 +11,7 @@ use std::ptr::null_mut;
 use std::sync::{Mutex, PoisonError, RwLock};
 
 use isthmus_fabric_sys as fi;
-use isthmus_transport::Long;
+use isthmus_transport::{Long, Replacement};
 
 use crate::{fabric, info};
 
@@ -22,10 +22,11 @@ pub(crate) const NAME: &CStr = c"isthmus";
 const API: u32 = fi::fi_version(2, 99);
 /// The provider's version, major and minor.
 pub(crate) const VERSION: u32 = fi::fi_version(0, 1);
-/// The provider's parameters: with the core's prefix they are `FI_ISTHMUS_SOCKET` and `FI_ISTHMUS_LONG`, or lines of
-/// libfabric.conf.
+/// The provider's parameters: with the core's prefix they are `FI_ISTHMUS_SOCKET`, `FI_ISTHMUS_LONG` and `FI_ISTHMUS_REPLACEMENT`, or
+/// lines of libfabric.conf.
 const SOCKET: &CStr = c"socket";
 const LONG: &CStr = c"long";
+const REPLACEMENT: &CStr = c"replacement";
 /// How many cores a process may hold at once; further ones share the last place.
 const CORES: usize = 4;
 
@@ -117,6 +118,7 @@ pub(crate) fn register(caller: *const c_void) -> *mut fi::fi_provider {
         let parameters = [
             (SOCKET, c"Socket of the isthmus service (default: ISTHMUS_SOCKET, or where a service usually listens)"),
             (LONG, c"Long messages within a system: copy (through the region), attach (one copy by the kernel) or auto"),
+            (REPLACEMENT, c"Which pages are granted, and which make room: idle (those of buffers that come back; those that were idle for longer than these were away) or, for benchmarks, age (all, and the oldest: LRU)"),
         ];
         for (name, help) in parameters {
             // SAFETY: the core's function, which providers may call here, with the structure for this core and C strings; the
@@ -148,6 +150,24 @@ pub(crate) fn long() -> Long {
                 "FI_ISTHMUS_LONG is '{name}'; it can be auto, copy or attach, and counts as auto"
             );
             Long::Auto
+        }
+    }
+}
+
+/// Which granted pages make room for others, as a parameter of any core names it.
+pub(crate) fn replacement() -> Replacement {
+    let Some(name) = own_parameter(REPLACEMENT) else { return Replacement::Idle };
+    match name.as_str() {
+        "idle" => Replacement::Idle,
+        "age" => Replacement::Age,
+        _ => {
+            log!(
+                any(),
+                WARN,
+                CORE,
+                "FI_ISTHMUS_REPLACEMENT is '{name}'; it can be idle or age, and counts as idle"
+            );
+            Replacement::Idle
         }
     }
 }

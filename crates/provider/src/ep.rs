@@ -160,7 +160,8 @@ impl Ep {
             // Who asks for this way wants it also where the system lets a process attach to its children alone.
             isthmus_region::attach::allow_all();
         }
-        let config = Config { backlog_bytes: most_queued(), long, ..Config::default() };
+        let replacement = crate::core::replacement();
+        let config = Config { backlog_bytes: most_queued(), long, replacement, ..Config::default() };
         let transport = Endpoint::open(&domain.member, config, memory).map_err(|e| {
             log!(core, WARN, EP_CTRL, "cannot open an endpoint: {}", isthmus_region::error::with_causes(&e));
             errno::of_transport(&e)

@@ -26,5 +26,5 @@ pub use endpoint::{
 };
 pub use types::{
     Access, Atomic, AtomicKind, Completion, Error, Long, Memory, Op, PeerId, PostError, Posted, Receive,
-    Result, Rma, Selector, Send, Status, Ticket,
+    Replacement, Result, Rma, Selector, Send, Status, Ticket,
 };

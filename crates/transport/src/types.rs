@@ -230,6 +230,16 @@ pub enum Long {
     Attach,
 }
 
+/// Which chunks are granted, and which make room for others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Replacement {
+    /// One is granted when it comes back. The one that was not used for longest makes room, if that is longer than the other one was away.
+    #[default]
+    Idle,
+    /// Each is granted when it is sent first, and the one that was not used for longest makes room (LRU). For benchmarks, beside the first.
+    Age,
+}
+
 /// Why a post was refused. Nothing of the operation was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {

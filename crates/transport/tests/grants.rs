@@ -19,7 +19,7 @@ use isthmus_region::member::LocalService;
 use isthmus_region::{Result, Section};
 use isthmus_transport::types::NoMemory;
 use isthmus_transport::wire::{flag, head, kind};
-use isthmus_transport::{Config, Endpoint, Long, PeerId, Posted, Send, Status};
+use isthmus_transport::{Config, Endpoint, Long, PeerId, Posted, Replacement, Send, Status};
 
 const SECTION: u64 = 32 << 20;
 const POOL: u64 = 8 << 20;
@@ -121,6 +121,10 @@ struct Pair {
 }
 
 fn pair(long: Long) -> Pair {
+    pair_with(Config { long, ..Config::default() })
+}
+
+fn pair_with(config: Config) -> Pair {
     let mut world = World::new(2, SECTION);
     let mut drivers = Vec::new();
     let mut ends = Vec::new();
@@ -146,7 +150,7 @@ fn pair(long: Long) -> Pair {
         };
         let (member, area) = world.attach_with(peer, between);
         assert_eq!(area, 0);
-        ends.push(Endpoint::open(&member, Config { long, ..Config::default() }, Box::new(NoMemory)).unwrap());
+        ends.push(Endpoint::open(&member, config, Box::new(NoMemory)).unwrap());
         drivers.push(driver);
     }
     let (b, mut a) = (ends.pop().unwrap(), ends.pop().unwrap());
@@ -311,6 +315,26 @@ fn more_buffers_than_may_be_granted_do_not_drive_out_one_another() {
     }
     let before = pair.drivers[0].lock().unwrap().granted.len();
     assert!(before < 2048, "{before} pages are granted");
+}
+
+#[test]
+fn by_age_more_buffers_than_may_be_granted_drive_out_one_another() {
+    let config = Config { long: Long::Attach, replacement: Replacement::Age, ..Config::default() };
+    let mut pair = pair_with(config);
+    let mut other = vec![0; 128 << 10];
+    let mut turn = |pair: &mut Pair, tag: u64| {
+        for chunk in 0..128 {
+            let out = pair.pooled(chunk << 16, 64 << 10);
+            pair.exchange(tag + chunk, out, true);
+        }
+        pair.exchange(tag + 128, buf(&mut other), true);
+    };
+    (0..3).for_each(|round| turn(&mut pair, 1000 * round));
+    let calls = pair.drivers[0].lock().unwrap().calls;
+    (4..8).for_each(|round| turn(&mut pair, 1000 * round));
+    // Each comes back when it has just gone, and is granted anew. By the other rule none is.
+    let more = pair.drivers[0].lock().unwrap().calls - calls;
+    assert!(more >= 4 * 128, "{more} calls of the driver in four turns of 129 buffers");
 }
 
 #[test]

@@ -28,7 +28,7 @@ use super::attach::LEAST;
 use super::poll::Stop;
 use super::table::Operation;
 use super::{Because, Berth, Core, Push};
-use crate::types::{Long, PeerId};
+use crate::types::{Long, PeerId, Replacement};
 use crate::wire::{self, flag, kind};
 use Stop::Faulty;
 
@@ -103,6 +103,7 @@ pub(super) struct Cache {
     /// Counts uses of chunks.
     ticks: u64,
     most: usize,
+    replacement: Replacement,
 }
 
 /// Bits `from` to `from + count - 1`.
@@ -112,7 +113,7 @@ fn bits(from: usize, count: usize) -> u32 {
 
 impl Cache {
     /// None where this process may grant none, or is not to.
-    pub(super) fn of(member: &Member, long: Long) -> Option<Self> {
+    pub(super) fn of(member: &Member, long: Long, replacement: Replacement) -> Option<Self> {
         if long == Long::Copy {
             return None;
         }
@@ -132,6 +133,7 @@ impl Cache {
             pieces: Vec::new(),
             ticks: 0,
             most,
+            replacement,
         })
     }
 
@@ -180,7 +182,7 @@ impl Cache {
         (Found { chunk, list: entry.list, pages, is_fresh }, Some(pin))
     }
 
-    /// Lets a chunk in that is not granted, if it has come back and there is room for it. Gives whether it has an entry now.
+    /// Lets a chunk in that is not granted, if the rule does and there is room for it. Gives whether it has an entry now.
     fn admit(&mut self, member: &Member, chunk: u64) -> bool {
         let now = self.ticks;
         let before = self.seen.insert(chunk, now);
@@ -192,8 +194,12 @@ impl Cache {
                 self.seen.remove(&chunk);
             }
         }
-        let Some(before) = before else { return false };
-        if self.entries.len() >= self.most && !self.evict(member, now - before, chunk) {
+        let away = match (self.replacement, before) {
+            (Replacement::Idle, None) => return false,
+            (Replacement::Idle, Some(before)) => now - before,
+            (Replacement::Age, _) => 0,
+        };
+        if self.entries.len() >= self.most && !self.evict(member, away, chunk) {
             return false;
         }
         let Some(list) = self.take_list(member) else { return false };

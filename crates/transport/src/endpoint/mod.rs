@@ -71,7 +71,7 @@ use isthmus_region::{PeerSection, ReadOnly};
 use crate::address::Address;
 use crate::lane::{Incoming, Outgoing, Place, Size};
 use crate::matching::{Bufs, Matching};
-use crate::types::{Completion, Error, Long, Memory, PeerId, Result, Ticket};
+use crate::types::{Completion, Error, Long, Memory, PeerId, Replacement, Result, Ticket};
 pub use attach::LEAST as ATTACH_BYTES;
 pub use close::{CLOSE_PATIENCE, Closing};
 pub use offer::{Offer, Space};
@@ -102,6 +102,8 @@ pub struct Config {
     pub backlog_bytes: u64,
     /// The way of long messages.
     pub long: Long,
+    /// Which granted pages make room for others.
+    pub replacement: Replacement,
 }
 
 impl Default for Config {
@@ -113,6 +115,7 @@ impl Default for Config {
             hot_lanes: 8,
             backlog_bytes: u64::MAX,
             long: Long::Auto,
+            replacement: Replacement::Idle,
         }
     }
 }
@@ -450,7 +453,7 @@ impl Endpoint {
             naps: 0,
             crowded: false,
             may_attach: member.may_attach(),
-            grants: grants::Cache::of(member, config.long),
+            grants: grants::Cache::of(member, config.long, config.replacement),
             offers: resident::Words::default(),
         };
         let address = member.address(local).map_err(failed("find an endpoint's record"))?;
