@@ -408,7 +408,7 @@ pub fn waiting(survey: &Survey) -> Choice {
     }
 }
 
-/// What VMs have the region as, where that decides what can be done.
+/// What VMs have the region as, or who may write what in it, where that decides what can be done.
 pub fn memory(survey: &Survey) -> Option<Choice> {
     let with_dax = || {
         choice(
@@ -416,7 +416,13 @@ pub fn memory(survey: &Survey) -> Option<Choice> {
             "so --source dax said; such a device cannot be unplugged, so the VMs must not be saved or migrated; no VM's section is kept from the others (--isolated), and no program's pages can be granted (--grant), since the region's memory is not the guest driver's: --alloc has large allocations in the region instead",
         )
     };
-    survey.region.dax.then(with_dax)
+    let parted = || {
+        choice(
+            "each member reads all sections, and can write its own one (and the shared one, if there is any)",
+            "so --isolated or --separate-sections said; RMA and atomic operations on another member's memory go by messages, and are done by its process when that next polls",
+        )
+    };
+    if survey.region.dax { Some(with_dax()) } else { survey.region.is_parted().then(parted) }
 }
 
 /// All of it, for programs.

@@ -154,6 +154,13 @@ pub struct Region {
     pub dax: bool,
 }
 
+impl Region {
+    /// Whether each member's section is a file of its own, which the others can only read (`--isolated`, `--separate-sections`).
+    pub fn is_parted(&self) -> bool {
+        self.files > 1
+    }
+}
+
 /// A member: a VM, or the host's own processes.
 #[derive(Debug, Clone, Serialize)]
 pub struct Member {

@@ -20,7 +20,8 @@ pub fn text(target: &Target, survey: &Survey, faults: &Faults, all: bool) -> Str
     let _ = writeln!(out, "{}", target.headline());
     let region = &survey.region;
     let service = if target.is_served() { state_name(region.service) } else { "killed" };
-    let _ = writeln!(out, "region {}, {}, service {service}\n", region.uuid, bytes(region.bytes));
+    let parted = if region.is_parted() { ", sections read-only to other members" } else { "" };
+    let _ = writeln!(out, "region {}, {}{parted}, service {service}\n", region.uuid, bytes(region.bytes));
     let _ = writeln!(out, "{}", members(survey));
     if !survey.objects.is_empty() {
         let _ = writeln!(out, "{}", objects(survey));
