@@ -9,6 +9,10 @@
 //     attack swap                        with the addresses of the own device and of another one exchanged
 //     attack load FILE WORDS             loads a kernel module
 //     attack scribble SECONDS            writes at random over the whole of the own section, and rings everybody
+//     attack frames SECONDS [join | slowly]  says to the host service at random what an agent may say, and what only the service may, by the
+//                                        agent's own wake port; each second a line tells how many frames that were.
+//                                        With `join`, too, whereupon the host service enters this VM anew; slowly, a
+//                                        frame each millisecond at most
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -423,6 +427,93 @@ static void scribble(long seconds)
 	printf("scribbled %lu words, rang %lu times\n", rounds * 4096, rings);
 }
 
+// The agent's descriptor of the wake port, which the kernel opens for one process at a time.
+static int wake_port(void)
+{
+	DIR *ports = opendir("/sys/class/virtio-ports"), *processes, *files;
+	struct dirent *entry, *file;
+	char port[300] = "", name[64], to[300];
+	int fd = -1;
+
+	while (ports && (entry = readdir(ports))) {
+		FILE *in = fopen(path("/sys/class/virtio-ports/%s/name", entry->d_name), "r");
+
+		if (in && fgets(name, sizeof(name), in) && !strcmp(name, "isthmus.wake\n"))
+			snprintf(port, sizeof(port), "/dev/%s", entry->d_name);
+		if (in)
+			fclose(in);
+	}
+	closedir(ports);
+	processes = opendir("/proc");
+	while (fd < 0 && (entry = readdir(processes))) {
+		long pid = strtol(entry->d_name, NULL, 10);
+
+		files = pid > 0 && pid != getpid() ? opendir(path("/proc/%ld/fd", pid)) : NULL;
+		while (files && fd < 0 && (file = readdir(files))) {
+			ssize_t length = readlink(path("/proc/%ld/fd/%s", pid, file->d_name), to, sizeof(to) - 1);
+			int process;
+
+			if (length < 0)
+				continue;
+			to[length] = 0;
+			if (strcmp(to, port))
+				continue;
+			process = syscall(SYS_pidfd_open, pid, 0);
+			fd = syscall(SYS_pidfd_getfd, process, atoi(file->d_name), 0);
+			close(process);
+		}
+		if (files)
+			closedir(files);
+	}
+	closedir(processes);
+	return fd;
+}
+
+// Half of the numbers small, as members, slots and questions are.
+static uint64_t some_number(uint64_t *state, unsigned bits)
+{
+	uint64_t number = next_random(state) >> (64 - bits);
+
+	return next_random(state) & 1 ? number >> (next_random(state) % bits) : number;
+}
+
+static void frames(long seconds, int joins, int slowly)
+{
+	static const char kinds[][5] = {"look", "bell", "peer", "ring", "gate", "died", "call", "seen", "join"};
+	struct timespec now, end, pause = {.tv_nsec = 1000000};
+	uint64_t state = 0x2545f4914f6cdd1d, said = 0;
+	int fd = wake_port(), second = 0;
+
+	if (fd < 0)
+		fail("the agent's wake port");
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	end.tv_sec += seconds;
+	do {
+		unsigned char frame[16];
+		uint32_t number = some_number(&state, 32);
+		uint64_t kind = next_random(&state) % (joins ? 9 : 8), place = some_number(&state, 64);
+		ssize_t bytes = kind == 1 || kind == 2 || kind == 4 ? 16 : 8, written;
+
+		memcpy(frame, kinds[kind], 4);
+		memcpy(frame + 4, &number, 4);
+		memcpy(frame + 8, &place, 8);
+		// Whole frames of kinds that there are: at the first that is none the service would close the port, and hear no more.
+		written = write(fd, frame, bytes);
+		if (written > 0 && written != bytes)
+			fail("a frame was cut");
+		if (written < 0 && errno != EAGAIN)
+			fail("the port takes no more frames");
+		said += written > 0;
+		if (written < 0 || slowly)
+			nanosleep(&pause, NULL);
+		clock_gettime(CLOCK_MONOTONIC, &now);
+		if (now.tv_sec != second) {
+			second = now.tv_sec;
+			printf("said %lu frames\n", said);
+		}
+	} while (now.tv_sec < end.tv_sec);
+}
+
 int main(int argc, char **argv)
 {
 	setvbuf(stdout, NULL, _IOLBF, 0);
@@ -443,6 +534,8 @@ int main(int argc, char **argv)
 		load(argv[2], argv[3]);
 	else if (!strcmp(argv[1], "scribble") && argc == 3)
 		scribble(atol(argv[2]));
+	else if (!strcmp(argv[1], "frames") && argc >= 3)
+		frames(atol(argv[2]), argc == 4 && !strcmp(argv[3], "join"), argc == 4 && !strcmp(argv[3], "slowly"));
 	else
 		return 2;
 	return 0;
