@@ -284,8 +284,13 @@ fn a_context_whose_bytes_nobody_reads_ends_with_its_attachment() {
     drop(a.lend(&[1; 100]).unwrap());
     to.write_all(&[1; 100], SOON).unwrap();
     drop((to, a));
+    assert!(
+        b.peers().iter().any(|peer| peer.client == 1),
+        "it has closed its endpoint with bytes that nobody read"
+    );
     drop(member);
-    await_that("its end", || matches!(from.read(&mut [0; 200]), Err(Error::PeerDied { .. })));
+    await_that("its end", || b.peers().iter().all(|peer| peer.client != 1));
+    assert!(matches!(from.read(&mut [0; 200]), Err(Error::PeerDied { .. })));
 }
 
 #[test]
