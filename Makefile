@@ -53,7 +53,7 @@ scripts:
 commits:
 	tests/docs/commits
 
-# What CI runs: all of the above and below that fits into 35 minutes.
+# What CI runs: all of the above and below that fits into some 40 minutes.
 test:
 	./test
 
