@@ -53,10 +53,10 @@ pub fn has_reached(other: &ReadWord, target: u64, steps: u64) -> bool {
     other.get().wrapping_sub(target) <= 2 * steps
 }
 
-/// Whether a word that is compared with `target` can be right: no participant is further ahead or behind than a round.
+/// Whether a word that is compared with `target` can be right: no participant is further ahead or behind than a round. Progress
+/// begins at 0 and never comes round: in the first round a word just below 0 is not one that is a little behind.
 pub fn is_plausible(other: &ReadWord, target: u64, steps: u64) -> bool {
-    let seen = other.peek();
-    seen.wrapping_sub(target) <= 2 * steps || target.wrapping_sub(seen) <= 2 * steps
+    other.peek().abs_diff(target) <= 2 * steps
 }
 
 /// Claims a seat for `me`, if it is free (P20). Gives what the barrier is broken by since: if that is nothing the seat is
@@ -163,6 +163,21 @@ mod tests {
             let word = Word::new(value);
             assert_eq!(has_reached(&word, 10, 1), reached, "{value}");
             assert_eq!(is_plausible(&word, 10, 1), plausible, "{value}");
+        }
+    }
+
+    #[test]
+    fn progress_is_plausible_within_a_round_and_never_below_its_beginning() {
+        let plausible = |seen: u64, target: u64| is_plausible(&Word::new(seen), target, 2);
+        for (seen, target) in [(0, 1), (0, 4), (5, 1), (96, 100), (104, 100)] {
+            assert!(plausible(seen, target), "{seen} beside {target}");
+        }
+        for (seen, target) in [(0, 5), (6, 1), (95, 100), (105, 100), (12345, 100), (1 << 63, 1)] {
+            assert!(!plausible(seen, target), "{seen} beside {target}");
+        }
+        // One who waits for that in the first rounds would wait for ever, if the participant has gone on and waits for it.
+        for target in 1..=5 {
+            assert!(!plausible(u64::MAX, target) && !plausible(u64::MAX - 2, target), "beside {target}");
         }
     }
 }
