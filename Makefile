@@ -53,7 +53,7 @@ scripts:
 commits:
 	tests/docs/commits
 
-# What CI runs: all of the above and below that fits into some 40 minutes.
+# What CI runs: all of the above and below that fits into some 45 minutes.
 test:
 	./test
 
