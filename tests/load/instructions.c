@@ -178,7 +178,8 @@ int main(int argc, char **argv)
         MPI_Finalize();
         return 0;
     }
-    // By this file the receiver learns that all is sent, without a call of the MPI. Ranks in two VMs have another place in common.
+    // By this file the receiver learns that all is sent, without a call of the MPI. Two VMs do not share /tmp: INSTRUCTIONS_DIR names a
+    // directory that they do.
     const char *shared = getenv("INSTRUCTIONS_DIR");
     char path[256];
     if (snprintf(path, sizeof path, "%s/instructions-XXXXXX", shared ? shared : "/tmp") >= (int)sizeof path)
@@ -190,7 +191,7 @@ int main(int argc, char **argv)
     if (file < 0)
         die(path);
     MPI_Barrier(MPI_COMM_WORLD);
-    // Between VMs its size is asked for by its name.
+    // Another VM cannot ask for the size of a file that has no name any more.
     if (rank == 0 && !shared)
         unlink(path);
     // The first rounds only warm up, and join what has to be joined; the last is counted.

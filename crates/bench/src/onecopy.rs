@@ -211,7 +211,7 @@ pub fn run(plan: &mpi::Plan, is_quick: bool, progress: &mut dyn FnMut(&str)) -> 
 
 /// The pool that exceeds what may be granted, by both rules of replacement: the paper's figure 12.
 fn replacement(plan: &mpi::Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
-    let peers = Peers { replacement: true, one_copy: false, ..plan.peers };
+    let peers = Peers { replacement: true, ..plan.peers };
     let mut done =
         mpi::run(&mpi::Plan { peers, blocks: vec![Block::Pool(MB, EXCEEDS)], ..plan.clone() }, progress)?;
     done.records.retain(|record| record.benchmark == "pool");

@@ -418,7 +418,7 @@ pub fn memory(survey: &Survey) -> Option<Choice> {
     };
     let parted = || {
         choice(
-            "each member reads all sections, and can write its own one (and the shared one, if there is any)",
+            "each member reads all sections and writes only its own (and the shared one, if there is one)",
             "so --isolated or --separate-sections said; RMA and atomic operations on another member's memory go by messages, and are done by its process when that next polls",
         )
     };

@@ -54,7 +54,7 @@ pub fn has_reached(other: &ReadWord, target: u64, steps: u64) -> bool {
 }
 
 /// Whether a word that is compared with `target` can be right: no participant is further ahead or behind than a round. Progress
-/// begins at 0 and never comes round: in the first round a word just below 0 is not one that is a little behind.
+/// begins at 0 and never wraps, so 2^64 - 1 is not one behind 0.
 pub fn is_plausible(other: &ReadWord, target: u64, steps: u64) -> bool {
     other.peek().abs_diff(target) <= 2 * steps
 }
@@ -175,7 +175,7 @@ mod tests {
         for (seen, target) in [(0, 5), (6, 1), (95, 100), (105, 100), (12345, 100), (1 << 63, 1)] {
             assert!(!plausible(seen, target), "{seen} beside {target}");
         }
-        // One who waits for that in the first rounds would wait for ever, if the participant has gone on and waits for it.
+        // Believed to be behind, it would be waited for by those whom its participant waits for in the next round.
         for target in 1..=5 {
             assert!(!plausible(u64::MAX, target) && !plausible(u64::MAX - 2, target), "beside {target}");
         }

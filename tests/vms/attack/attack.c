@@ -9,10 +9,9 @@
 //     attack swap                        with the addresses of the own device and of another one exchanged
 //     attack load FILE WORDS             loads a kernel module
 //     attack scribble SECONDS            writes at random over the whole of the own section, and rings everybody
-//     attack frames SECONDS [join | slowly]  says to the host service at random what an agent may say, and what only the service may, by the
-//                                        agent's own wake port; each second a line tells how many frames that were.
-//                                        With `join`, too, whereupon the host service enters this VM anew; slowly, a
-//                                        frame each millisecond at most
+//     attack frames SECONDS [join]       says to the host service at random what an agent may say, and what only the service may, by
+//                                        the agent's own wake port, and prints each second how many frames that were;
+//                                        with `join` also such frames, upon which the service enters this VM anew
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -477,7 +476,7 @@ static uint64_t some_number(uint64_t *state, unsigned bits)
 	return next_random(state) & 1 ? number >> (next_random(state) % bits) : number;
 }
 
-static void frames(long seconds, int joins, int slowly)
+static void frames(long seconds, int joins)
 {
 	static const char kinds[][5] = {"look", "bell", "peer", "ring", "gate", "died", "call", "seen", "join"};
 	struct timespec now, end, pause = {.tv_nsec = 1000000};
@@ -497,14 +496,14 @@ static void frames(long seconds, int joins, int slowly)
 		memcpy(frame, kinds[kind], 4);
 		memcpy(frame + 4, &number, 4);
 		memcpy(frame + 8, &place, 8);
-		// Whole frames of kinds that there are: at the first that is none the service would close the port, and hear no more.
+		// Whole frames, and of known kinds: at the first that is not, the service closes the port and hears no more.
 		written = write(fd, frame, bytes);
 		if (written > 0 && written != bytes)
 			fail("a frame was cut");
 		if (written < 0 && errno != EAGAIN)
 			fail("the port takes no more frames");
 		said += written > 0;
-		if (written < 0 || slowly)
+		if (written < 0)
 			nanosleep(&pause, NULL);
 		clock_gettime(CLOCK_MONOTONIC, &now);
 		if (now.tv_sec != second) {
@@ -535,7 +534,7 @@ int main(int argc, char **argv)
 	else if (!strcmp(argv[1], "scribble") && argc == 3)
 		scribble(atol(argv[2]));
 	else if (!strcmp(argv[1], "frames") && argc >= 3)
-		frames(atol(argv[2]), argc == 4 && !strcmp(argv[3], "join"), argc == 4 && !strcmp(argv[3], "slowly"));
+		frames(atol(argv[2]), argc == 4 && !strcmp(argv[3], "join"));
 	else
 		return 2;
 	return 0;
