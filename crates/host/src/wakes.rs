@@ -40,6 +40,8 @@ use crate::settling::{Begun, Origin, Rounds};
 
 /// Connections at once; each VM has one.
 const MOST_LINKS: usize = 2048;
+/// Rounds that a VM has asked for and that wait to be begun.
+const MOST_ASKED: usize = 256;
 /// Descriptors that the relay looks at before those of the connections.
 const FIXED: usize = 3;
 
@@ -405,7 +407,22 @@ struct Link {
     /// Received bytes that are not a whole frame yet.
     part: Vec<u8>,
     /// Of the deaths that it tells of.
-    pace: Pace,
+    deaths: Pace,
+    /// Of the rounds that it asks for, and those that wait: with their numbers.
+    rounds: Pace,
+    asked: BTreeSet<u32>,
+}
+
+impl Link {
+    /// Begins one round for all that its VM has asked for and that wait: each of its numbers is answered.
+    fn begin_round(&mut self, router: &Router) {
+        let member = router.ports().member(self.key);
+        let numbers = std::mem::take(&mut self.asked);
+        let (Some(member), Some(first)) = (member, numbers.first().copied()) else { return };
+        let back = router.clone();
+        let then = move || numbers.iter().for_each(|number| back.send(member, &ring::settled(*number)));
+        router.settle(member, Some((member, first)), Box::new(then));
+    }
 }
 
 struct Relay {
@@ -460,7 +477,8 @@ impl Relay {
             poll.extend(vectors.iter().map(|vector| PollFd::new(&**vector, PollFlags::IN)));
             let rounds = self.config.router.look_at_rounds();
             let now = Instant::now();
-            let due = self.links.iter().filter_map(|link| link.pace.due_in(now)).chain(rounds).min();
+            let paces = self.links.iter().flat_map(|link| [&link.deaths, &link.rounds]);
+            let due = paces.filter_map(|pace| pace.due_in(now)).chain(rounds).min();
             let timeout = due.and_then(|due| Timespec::try_from(due).ok());
             match rustix::event::poll(&mut poll, timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -502,8 +520,11 @@ impl Relay {
             }
             let now = Instant::now();
             for link in &mut self.links {
-                if link.pace.is_due(now) {
+                if link.deaths.is_due(now) {
                     self.config.router.death_behind(link.key);
+                }
+                if link.rounds.is_due(now) {
+                    link.begin_round(&self.config.router);
                 }
             }
             if ready[1] {
@@ -546,7 +567,9 @@ impl Relay {
                 is_known: false,
                 is_reported: false,
                 part: Vec::new(),
-                pace: Pace::new(Instant::now()),
+                deaths: Pace::of_deaths_behind(Instant::now()),
+                rounds: Pace::of_rounds(Instant::now()),
+                asked: BTreeSet::new(),
             });
         }
     }
@@ -590,7 +613,7 @@ impl Relay {
                 ring::Frame::Ring { peer, place } => router.ring_peer(peer, place),
                 // Whatever it says, it is this link's peer of which a process is gone.
                 ring::Frame::Death { .. } => {
-                    if link.pace.comes(Instant::now()) {
+                    if link.deaths.comes(Instant::now()) {
                         router.death_behind(link.key);
                     }
                 }
@@ -601,11 +624,12 @@ impl Relay {
                     }
                 }
                 ring::Frame::Settle { number } => {
-                    let member = router.ports().member(link.key);
-                    if let Some(member) = member {
-                        let back = router.clone();
-                        let then = move || back.send(member, &ring::settled(number));
-                        router.settle(member, Some((member, number)), Box::new(then));
+                    // What it asks for beyond these it asks for again.
+                    if link.asked.len() < MOST_ASKED {
+                        link.asked.insert(number);
+                    }
+                    if link.rounds.comes(Instant::now()) {
+                        link.begin_round(router);
                     }
                 }
                 ring::Frame::Settled { number } => {

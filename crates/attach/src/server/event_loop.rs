@@ -93,7 +93,7 @@ impl Loop {
             parties: HashMap::new(),
             next: FIRST_CLIENT,
             unwatched_until: None,
-            pace: Pace::new(Instant::now()),
+            pace: Pace::of_own_deaths(Instant::now()),
             awake_until: None,
             is_settling: false,
         })
