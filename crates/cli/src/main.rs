@@ -81,7 +81,7 @@ fn parse() -> Cli {
         if !e.use_stderr() || e.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
             e.exit();
         }
-        isthmus_region::print::to_stderr(&report::mistake(&e.render().to_string()));
+        isthmus_region::print::to_stderr(&report::mistake(&e));
         std::process::exit(report::USAGE)
     })
 }

@@ -2,6 +2,7 @@
 //! on the command line.
 
 use std::error::Error;
+use std::num::{IntErrorKind, ParseIntError};
 
 use clap::error::{ContextKind, ContextValue};
 
@@ -41,8 +42,21 @@ fn changes(a: &str, b: &str) -> usize {
 }
 
 /// The argument parser's message, beginning as all errors do.
-pub(crate) fn mistake(said: &str) -> String {
-    format!("isthmus: {}", said.strip_prefix("error: ").unwrap_or(said))
+pub(crate) fn mistake(error: &clap::Error) -> String {
+    let said = error.render().to_string();
+    let said = said.strip_prefix("error: ").unwrap_or(&said);
+    match error.source().and_then(|why| Some((why.to_string(), no_number(why)?))) {
+        Some((why, better)) => format!("isthmus: {}", said.replacen(&why, better, 1)),
+        None => format!("isthmus: {said}"),
+    }
+}
+
+/// What is wrong with a word that should be a number; the standard library's texts speak of digits and types.
+fn no_number(why: &(dyn Error + 'static)) -> Option<&'static str> {
+    Some(match why.downcast_ref::<ParseIntError>()?.kind() {
+        IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => "the number is out of range",
+        _ => "it is not a whole number",
+    })
 }
 
 /// The exit status of a command, after its error was printed.
@@ -70,8 +84,20 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_begin_as_all_errors_do() {
-        assert_eq!(super::mistake("error: no such option\n"), "isthmus: no such option\n");
-        assert_eq!(super::mistake("else"), "isthmus: else");
+    fn mistakes_begin_as_all_errors_do_and_name_what_is_wrong() {
+        let said = |words: &[&str]| {
+            let line = [&["isthmus"], words].concat();
+            super::mistake(&crate::command().try_get_matches_from(line).unwrap_err())
+        };
+        assert!(said(&["ps", "--nosuch"]).starts_with("isthmus: unexpected argument '--nosuch'"));
+        let of = |value| said(&["run", "--vms", value, "-n", "2", "--", "true"]);
+        for (value, wrong) in [
+            ("two", "it is not a whole number"),
+            ("", "it is not a whole number"),
+            ("99999999999999999999", "the number is out of range"),
+        ] {
+            let first = of(value).lines().next().unwrap_or_default().to_string();
+            assert_eq!(first, format!("isthmus: invalid value '{value}' for '--vms <N>': {wrong}"));
+        }
     }
 }
