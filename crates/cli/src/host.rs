@@ -142,7 +142,8 @@ impl Args {
             Err(isthmus_host::Error::Beside(why)) => {
                 why.downcast_ref().is_some_and(isthmus_inspect::Error::is_mistake)
             }
-            _ => false,
+            Err(error) => error.is_mistake(),
+            Ok(()) => false,
         };
         let status = report::status(outcome);
         if mistake { report::USAGE } else { status }

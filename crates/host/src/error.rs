@@ -161,6 +161,26 @@ pub enum Error {
     Attach(#[from] isthmus_attach::Error),
 }
 
+impl Error {
+    /// Whether it is a mistake on the service's command line.
+    pub fn is_mistake(&self) -> bool {
+        match self {
+            Self::TooSmall { .. }
+            | Self::SeparateVms
+            | Self::SeparateIsolated
+            | Self::IsolatedAlone
+            | Self::IsolatedMany { .. }
+            | Self::DaxAlone
+            | Self::DaxSmall
+            | Self::DaxIsolated
+            | Self::DaxGrant
+            | Self::DaxHuge
+            | Self::BadName { .. } => true,
+            _ => false,
+        }
+    }
+}
+
 /// The size of the smallest region that has so many bytes, in MiB.
 fn mib_for(bytes: u64) -> u64 {
     bytes.checked_next_power_of_two().unwrap_or(1 << 63).div_ceil(1 << 20)

@@ -50,7 +50,7 @@ pub enum Error {
     ReadOnly,
     /// The machine or control group has not as much memory.
     #[error(
-        "a region of {bytes} bytes does not fit: {reason}; ask for a smaller one with --region-size, or raise the limit"
+        "a region of {bytes} bytes does not fit: {reason}; ask for a smaller one (--region-size, --grant), or raise the limit"
     )]
     DoesNotFit {
         /// Size of the region.
