@@ -686,6 +686,8 @@ fn open_isolated(
     may_bind: bool,
 ) -> Result<Found> {
     let nothing = |why: &str| Error::NoRegion { device: device.folder.clone(), why: why.into() };
+    // Before the driver takes any of them.
+    isolated.of_one_region()?;
     if let Some(device) = isolated.without_address() {
         return Err(Error::NoRegion {
             device: device.folder.clone(),

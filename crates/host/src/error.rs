@@ -164,20 +164,20 @@ pub enum Error {
 impl Error {
     /// Whether it is a mistake on the service's command line.
     pub fn is_mistake(&self) -> bool {
-        match self {
+        matches!(
+            self,
             Self::TooSmall { .. }
-            | Self::SeparateVms
-            | Self::SeparateIsolated
-            | Self::IsolatedAlone
-            | Self::IsolatedMany { .. }
-            | Self::DaxAlone
-            | Self::DaxSmall
-            | Self::DaxIsolated
-            | Self::DaxGrant
-            | Self::DaxHuge
-            | Self::BadName { .. } => true,
-            _ => false,
-        }
+                | Self::SeparateVms
+                | Self::SeparateIsolated
+                | Self::IsolatedAlone
+                | Self::IsolatedMany { .. }
+                | Self::DaxAlone
+                | Self::DaxSmall
+                | Self::DaxIsolated
+                | Self::DaxGrant
+                | Self::DaxHuge
+                | Self::BadName { .. }
+        )
     }
 }
 

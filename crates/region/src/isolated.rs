@@ -30,6 +30,8 @@ pub struct Isolated {
     /// That of the shared section, if there is one.
     shared: Option<u32>,
     devices: BTreeMap<u32, Device>,
+    /// A file that several devices are said to have.
+    doubled: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -44,23 +46,35 @@ impl Isolated {
     pub fn of(own: &Ivshmem, all: Vec<Ivshmem>) -> Option<Self> {
         let file_of = |device: &Ivshmem| device.slot?.checked_sub(FIRST_SLOT);
         let own_file = file_of(own).filter(|file| *file > 0)?;
-        let mut devices = BTreeMap::new();
+        let (mut devices, mut doubled) = (BTreeMap::new(), None);
         for found in all {
             let is_own = found.folder == own.folder;
             // Another device with doorbells is another region's.
-            if let Some(file) =
-                file_of(&found).filter(|file| is_own || (!found.doorbell && *file != own_file))
+            let file = file_of(&found).filter(|file| is_own || (!found.doorbell && *file != own_file));
+            if let Some(file) = file
+                && devices.insert(file, Device { found, driver: None }).is_some()
             {
-                devices.entry(file).or_insert(Device { found, driver: None });
+                doubled = Some(file);
             }
         }
         let is_whole = devices.contains_key(&0) && devices.contains_key(&own_file);
-        is_whole.then_some(Self { own: own_file, shared: None, devices })
+        is_whole.then_some(Self { own: own_file, shared: None, devices, doubled })
     }
 
     /// One whose memory got no address, if there is one.
     pub fn without_address(&self) -> Option<&Ivshmem> {
         self.devices.values().map(|device| &device.found).find(|found| found.bytes == 0)
+    }
+
+    /// Whether they are the devices of one region; a VM in two such regions would have some behind ports with the same number.
+    ///
+    /// # Errors
+    /// [`Error::NoFile`].
+    pub fn of_one_region(&self) -> Result<()> {
+        self.doubled.map_or(Ok(()), |file| {
+            let reason = "several devices of this VM are behind ports with the same number: it can be a member of one isolated region";
+            Err(Error::NoFile { file, reason })
+        })
     }
 
     /// Switches the memory of all of them on; needs root.
@@ -232,5 +246,10 @@ mod tests {
         let liar = device(dir.path(), "liar", Some(3), false);
         let found = is(&own, &[&liar, &first]).unwrap();
         assert_eq!(found.devices[&2].found.folder, own.folder);
+        // Nor is it known which of two is the region's.
+        found.of_one_region().unwrap();
+        let other = Ivshmem { folder: dir.path().join("other"), ..first.clone() };
+        let several = is(&own, &[&first, &other]).unwrap();
+        assert!(matches!(several.of_one_region(), Err(Error::NoFile { file: 0, .. })));
     }
 }
