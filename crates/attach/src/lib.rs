@@ -6,8 +6,9 @@
 //! - [`client`]: the process's side: [`connect`] returns a [`isthmus_region::member::Member`].
 //! - [`server`]: the local service's side, the same in the host service and in the guest agent.
 //! - [`deaths`]: names the process that died first, for both services.
-//! - [`pace`]: how often sleepers are rung for deaths.
+//! - [`pace`]: how often sleepers are rung for deaths, and rounds of all services are begun.
 //! - [`notify`]: reports to systemd.
+//! - [`daemon`]: signals that stay ignored, and the limit on descriptors.
 //!
 //! There is no policy here: the service that embeds [`server::Server`] says which users may attach, and handles the
 //! events.
@@ -16,6 +17,7 @@
 
 mod bells;
 pub mod client;
+pub mod daemon;
 pub mod deaths;
 pub mod error;
 pub mod notify;

@@ -9,6 +9,7 @@ use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use isthmus_attach::daemon::not_ignored;
 use isthmus_vm::slow::Slow;
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -32,11 +33,8 @@ static SIGNAL: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
 /// [`Error::Io`].
 pub fn end_by_signals() -> Result<()> {
     let asked = Arc::new(AtomicBool::new(false));
-    let ignored = isthmus_run::front::ignored_signals();
-    for (signal, number) in [(SIGINT, 2), (SIGTERM, 15), (SIGHUP, 1)] {
-        if ignored & (1 << (number - 1)) != 0 {
-            continue;
-        }
+    for signal in not_ignored(&[SIGINT, SIGTERM, SIGHUP]) {
+        let number = usize::try_from(signal).unwrap_or(0);
         // In this order: what a signal does depends on the ones before it.
         signal_hook::flag::register_conditional_default(signal, Arc::clone(&asked))
             .and_then(|_| signal_hook::flag::register_usize(signal, Arc::clone(&SIGNAL), number))

@@ -11,6 +11,8 @@ pub struct Process {
     pub pid: i32,
     /// Its parent's.
     pub parent: i32,
+    /// The process group it is in.
+    pub group: i32,
     /// The session it is in.
     pub session: i32,
     /// Whether all its threads have ended and its parent has not waited for it. (The kernel's state is the first
@@ -25,10 +27,11 @@ fn parse_stat(stat: &str) -> Option<Process> {
     let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
     let zombie = matches!(fields.next()?, "Z" | "X");
     let parent = fields.next()?.parse().ok()?;
-    let session = fields.nth(1)?.parse().ok()?;
+    let group = fields.next()?.parse().ok()?;
+    let session = fields.next()?.parse().ok()?;
     let others_run =
         fields.nth(13).and_then(|threads| threads.parse().ok()).is_some_and(|threads: u32| threads > 1);
-    Some(Process { pid, parent, session, zombie: zombie && !others_run })
+    Some(Process { pid, parent, group, session, zombie: zombie && !others_run })
 }
 
 /// All processes; those that end meanwhile may be missing.
@@ -102,7 +105,7 @@ mod tests {
     #[test]
     fn names_with_brackets_and_blanks_are_parsed() {
         let process = parse_stat("12 (a) S 9 (b)) Z 7 12 11 0").unwrap();
-        assert_eq!(process, Process { pid: 12, parent: 7, session: 11, zombie: true });
+        assert_eq!(process, Process { pid: 12, parent: 7, group: 12, session: 11, zombie: true });
         let first_thread_ended = "12 (a) Z 7 12 11 0 -1 4 0 0 0 0 0 0 0 0 20 0 2 0";
         assert!(!parse_stat(first_thread_ended).unwrap().zombie);
         let all_ended = "12 (a) Z 7 12 11 0 -1 4 0 0 0 0 0 0 0 0 20 0 1 0";
@@ -113,7 +116,7 @@ mod tests {
 
     #[test]
     fn grandchildren_are_below_and_unrelated_processes_are_not() {
-        let process = |pid, parent| Process { pid, parent, session: 1, zombie: false };
+        let process = |pid, parent| Process { pid, parent, group: 1, session: 1, zombie: false };
         let all = [process(1, 0), process(2, 1), process(3, 2), process(4, 1), process(5, 3)];
         let mut pids: Vec<i32> = below(&all, &[2]).iter().map(|p| p.pid).collect();
         pids.sort_unstable();

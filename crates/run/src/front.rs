@@ -11,6 +11,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use isthmus_attach::daemon::not_ignored;
 use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
@@ -55,7 +56,8 @@ enum Event {
     Job(FromJob),
     /// It has closed its socket: nothing more comes.
     JobSilent,
-    GuardianGone,
+    /// It has ended, with this status.
+    GuardianGone(Option<i32>),
 }
 
 /// Runs `spec` and returns the exit status of the whole.
@@ -81,26 +83,13 @@ pub fn run(spec: &RunSpec) -> i32 {
     }
 }
 
-/// The signals that this process was started to ignore, as under nohup(1), bit 0 for signal 1: they stay ignored.
-pub fn ignored_signals() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    status
-        .lines()
-        .find_map(|line| line.strip_prefix("SigIgn:"))
-        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .unwrap_or(0)
-}
-
 fn in_background(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
     let started = thread::Builder::new().name(name.into()).spawn(work);
     started.map(drop).map_err(|e| Error::io("cannot start a thread", e))
 }
 
 fn watch_signals(events: Sender<Event>) -> Result<()> {
-    let ignored = ignored_signals();
-    let wanted = [SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT]
-        .into_iter()
-        .filter(|signal| ignored & (1 << (signal - 1)) == 0);
+    let wanted = not_ignored(&[SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT]);
     let mut signals = Signals::new(wanted).map_err(|e| Error::io("cannot watch signals", e))?;
     in_background("signals", move || {
         for signal in signals.forever() {
@@ -112,6 +101,8 @@ fn watch_signals(events: Sender<Event>) -> Result<()> {
 }
 
 fn carry_out(spec: &RunSpec) -> Result<(i32, Option<String>)> {
+    // As a shell's `monitor & exec isthmus run` leaves them.
+    let others = isthmus_guest::processes::children(getpid().as_raw_nonzero().get());
     // If the guardian dies, this process adopts what was below it.
     set_child_subreaper(Some(getpid())).map_err(|e| Error::io("cannot become a subreaper", e))?;
     let (send, events) = mpsc::channel();
@@ -129,7 +120,7 @@ fn carry_out(spec: &RunSpec) -> Result<(i32, Option<String>)> {
     let mut job_pid = None;
     let outcome = follow(&job, guardian, &events, &mut job_pid);
     // If the guardian was killed, this process clears up; otherwise there is nothing to do.
-    for line in guardian::clear(&start, job_pid) {
+    for line in guardian::clear(&start, job_pid, &others) {
         tell!("{line}");
     }
     if spec.keep && start.dir.exists() {
@@ -150,8 +141,8 @@ fn watch_processes(job: &UnixStream, mut guardian: Child, events: Sender<Event>)
         let _ = send.send(Event::JobSilent);
     })?;
     in_background("guardian", move || {
-        let _ = guardian.wait();
-        let _ = events.send(Event::GuardianGone);
+        let status = guardian.wait().ok().and_then(|status| status.code());
+        let _ = events.send(Event::GuardianGone(status));
     })
 }
 
@@ -174,7 +165,13 @@ fn follow(
                 done.get_or_insert((code, line));
             }
             Ok(Event::JobSilent) => silent = true,
-            Ok(Event::GuardianGone) | Err(_) => break,
+            Ok(Event::GuardianGone(status)) => {
+                if status == Some(guardian::SAID_WHY) {
+                    done.get_or_insert((ExitCode::FAILURE, None));
+                }
+                break;
+            }
+            Err(_) => break,
             Ok(Event::Signal(signal)) => {
                 match signal {
                     SIGINT => match interrupted {
@@ -193,6 +190,8 @@ fn follow(
                     // A second one would make a launcher skip its own clearing up.
                     SIGTERM | SIGHUP if ending => continue,
                     SIGTERM | SIGHUP => ending = true,
+                    // Nobody would continue it.
+                    SIGTSTP if !terminal::has_job_control() => continue,
                     _ => {}
                 }
                 let _ = pass::send(job, &ToJob::Signal(signal), &[]);

@@ -52,40 +52,47 @@ pub(crate) fn spawn(
     Ok((child, ours))
 }
 
-/// The guardian's whole life. Returns an exit status, which is not read.
+/// Its exit status after a line for the user.
+pub(crate) const SAID_WHY: i32 = 3;
+
+/// The guardian's whole life. Returns an exit status: [`SAID_WHY`], or one that is not read.
 pub fn main() -> i32 {
     terminal::let_stop();
+    terminal::leave_signals_to_front();
     match guard() {
-        Ok(()) => 0,
+        Ok(status) => status,
         Err(e) => {
             tell!("guardian: {e}{}", isthmus_region::room::limit_told(&e));
-            1
+            SAID_WHY
         }
     }
 }
 
-fn guard() -> io::Result<()> {
+fn guard() -> io::Result<i32> {
     set_child_subreaper(Some(getpid()))?;
     let front = pass::take_stdin_socket()?;
-    let Some((start, fds)) = pass::receive::<Start>(&front)? else { return Ok(()) };
+    let Some((start, fds)) = pass::receive::<Start>(&front)? else { return Ok(0) };
     if let Err(e) = rundir::make(&start.dir) {
         tell!("{}", e.line());
-        return Ok(());
+        return Ok(SAID_WHY);
     }
     let mut job = None;
     let result = watch(&front, &start, fds, &mut job);
-    for line in clear(&start, job) {
+    for line in clear(&start, job, &[]) {
         tell!("{line}");
     }
-    result
+    result.map(|()| 0)
 }
 
 /// Ends everything below this process and removes the run's directories. Front, guardian and job all do this when
 /// another one is gone, and the job, which watches both others, is ended last: so it is done even if two of them are
 /// killed meanwhile. Returns lines for the user.
-pub(crate) fn clear(start: &Start, job: Option<Pid>) -> Vec<String> {
+///
+/// `others` are children that this process had before it started anything, as it has them where a shell becomes it by exec; they and
+/// what is below them are left alone.
+pub(crate) fn clear(start: &Start, job: Option<Pid>, others: &[i32]) -> Vec<String> {
     let mut lines = Vec::new();
-    match tree::kill_descendants(job, KILL_LIMIT) {
+    match tree::kill_descendants(job, others, KILL_LIMIT) {
         Ok(left) => {
             mapped::remove(&start.dir, &left);
             lines.extend(
@@ -98,7 +105,7 @@ pub(crate) fn clear(start: &Start, job: Option<Pid>) -> Vec<String> {
     if let Err(e) = rundir::remove(&start.dir, start.keep) {
         lines.push(format!("cannot remove {}: {e}", start.dir.display()));
     }
-    let _ = tree::kill_descendants(None, KILL_LIMIT);
+    let _ = tree::kill_descendants(None, others, KILL_LIMIT);
     lines
 }
 

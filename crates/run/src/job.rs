@@ -8,6 +8,7 @@ mod boot;
 mod launcher;
 mod verdict;
 
+use std::ffi::OsString;
 use std::io::Read;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{getpid, set_child_subreaper};
 
-use self::boot::writable_directories;
+use self::boot::{Parts, writable_directories};
 use self::launcher::{LauncherEnd, may_be_root, warn_of_mpi, warn_of_other_mpi};
 use crate::error::{Error, Result, tell};
 use crate::front::{FromJob, ToJob};
@@ -70,6 +71,7 @@ struct Run<'a> {
 /// The job's whole life. Returns an exit status, which is not read.
 pub fn main(platform: &Platform) -> i32 {
     terminal::let_stop();
+    terminal::leave_signals_to_front();
     let Ok(guardian) = pass::take_stdin_socket() else { return 1 };
     let Ok(Some((start, fds))) = pass::receive::<Start>(&guardian) else { return 1 };
     let Ok([front, input]) = <[OwnedFd; 2]>::try_from(fds) else { return 1 };
@@ -102,7 +104,7 @@ pub fn main(platform: &Platform) -> i32 {
 
 /// Ends everything, since guardian or front has ended and the other one may have, too.
 fn abandon(start: &Start) -> ! {
-    guardian::clear(start, None);
+    guardian::clear(start, None, &[]);
     std::process::exit(ExitCode::FAILURE)
 }
 
@@ -141,15 +143,9 @@ impl Run<'_> {
 
     fn carry_out(&self, input: OwnedFd) -> Result<i32> {
         let spec = &self.spec;
-        let mpi = match spec.launcher {
-            Launcher::Auto => Some(self.find_mpi()?),
-            Launcher::None => None,
-        };
-        let preload = spec.preload()?;
-        let writable = writable_directories(spec)?;
-        let begin = Instant::now();
         let late = self.timed_out("\nthe run was still being made ready".into());
-        let mut parts = self.starting.busy(self.deadline, || late, || self.start_parts(&writable))?;
+        let (mpi, preload, begin, mut parts) =
+            self.starting.busy(self.deadline, || late, || self.make_ready())?;
         if parts.switch.is_some() {
             self.describe(&parts.machines)?;
             self.wait_for_agents(&parts.machines)?;
@@ -187,6 +183,19 @@ impl Run<'_> {
         }
         parts.switch = None;
         outcome
+    }
+
+    /// All that comes before the launcher: the MPI, what is preloaded, and the parts of the run, with the time at which these were begun.
+    fn make_ready(&self) -> Result<(Option<Mpi>, Option<OsString>, Instant, Parts)> {
+        let spec = &self.spec;
+        let mpi = match spec.launcher {
+            Launcher::Auto => Some(self.find_mpi()?),
+            Launcher::None => None,
+        };
+        let preload = spec.preload()?;
+        let writable = writable_directories(spec)?;
+        let begin = Instant::now();
+        Ok((mpi, preload, begin, self.start_parts(&writable)?))
     }
 
     /// The launcher of the MPI, which will start for this user.

@@ -15,13 +15,13 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use isthmus_region::shared_by_threads::Flag;
+use isthmus_attach::daemon::not_ignored;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, wait};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGSTOP, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 use crate::error::tell;
-use crate::front::{ignored_signals, status_of_signal};
+use crate::front::status_of_signal;
 use crate::mpi::{self, Host};
 use crate::named;
 use crate::rsh::ON_COMMAND;
@@ -79,22 +79,26 @@ impl Process {
 
 /// The job's processes.
 #[derive(Default)]
-struct Processes {
-    list: Mutex<Vec<Process>>,
-    /// A signal has asked for the end, so that deaths are no news.
-    asked: Flag,
+struct Processes(Mutex<List>);
+
+#[derive(Default)]
+struct List {
+    all: Vec<Process>,
+    /// A signal that has asked for the end: deaths are no news then, and none is started any more.
+    asked: Option<i32>,
 }
 
 impl Processes {
-    fn lock(&self) -> MutexGuard<'_, Vec<Process>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, List> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn signal(&self, signal: i32) {
+        let mut list = self.lock();
         if matches!(signal, SIGINT | SIGTERM | SIGHUP) {
-            self.asked.set();
+            list.asked.get_or_insert(signal);
         }
-        self.lock().iter().for_each(|process| process.signal(signal));
+        list.all.iter().for_each(|process| process.signal(signal));
     }
 }
 
@@ -113,7 +117,9 @@ pub fn main(args: &[OsString]) -> i32 {
     let mut first_bad = None;
     for (rank, host) in hosts.iter().enumerate() {
         match start(rank, hosts.len(), host, &program, rest, &processes) {
-            Ok(()) => {}
+            Ok(true) => {}
+            // Those that run have the signal, and this one would never get it.
+            Ok(false) => break,
             Err((status, why)) => {
                 tell!("cannot start process {rank} on {host}: {why}");
                 first_bad.get_or_insert(status);
@@ -143,7 +149,7 @@ fn start(
     program: &OsStr,
     args: &[OsString],
     processes: &Processes,
-) -> Result<(), (i32, io::Error)> {
+) -> Result<bool, (i32, io::Error)> {
     let stands_in = host != HERE;
     let mut command = if stands_in {
         let mut command = Command::new("/proc/self/exe");
@@ -158,19 +164,21 @@ fn start(
     }
     // No signal is missed: they are passed on under this lock.
     let mut processes = processes.lock();
+    if processes.asked.is_some() {
+        return Ok(false);
+    }
     let child = command.process_group(0).spawn().map_err(|e| {
         let status = if e.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
         (status, e)
     })?;
-    processes.push(Process { pid: Pid::from_child(&child), stands_in, has_ended: false });
-    Ok(())
+    processes.all.push(Process { pid: Pid::from_child(&child), stands_in, has_ended: false });
+    Ok(true)
 }
 
 /// Passes signals on to the processes, but for those that this one was started to ignore: so the processes do.
 fn pass_signals_on(processes: &Arc<Processes>) -> io::Result<()> {
-    let ignored = ignored_signals();
-    let wanted = [SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT];
-    let mut signals = Signals::new(wanted.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0))?;
+    let mut signals =
+        Signals::new(not_ignored(&[SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT]))?;
     let processes = Arc::clone(processes);
     thread::Builder::new()
         .name("signals".into())
@@ -185,7 +193,12 @@ fn pass_signals_on(processes: &Arc<Processes>) -> io::Result<()> {
 /// Returns once all have ended: 0, or the status of the first that failed.
 fn wait_for_all(processes: &Processes, hosts: &[&str], bad_already: Option<i32>) -> i32 {
     let mut first_bad = bad_already;
-    let mut left = processes.lock().len();
+    let (mut left, is_whole) = {
+        let list = processes.lock();
+        // What a signal kept from being started has its status.
+        let is_whole = list.all.len() == hosts.len() || first_bad.is_some();
+        (list.all.len(), is_whole)
+    };
     while left > 0 {
         let (pid, ended) = match wait(WaitOptions::empty()) {
             Ok(Some(ended)) => ended,
@@ -195,13 +208,13 @@ fn wait_for_all(processes: &Processes, hosts: &[&str], bad_already: Option<i32>)
         let signal = ended.terminating_signal();
         let Some(status) = ended.exit_status().or(signal.map(status_of_signal)) else { continue };
         let mut list = processes.lock();
-        let Some(rank) = list.iter().position(|process| process.pid == pid) else { continue };
-        list[rank].has_ended = true;
+        let Some(rank) = list.all.iter().position(|process| process.pid == pid) else { continue };
+        list.all[rank].has_ended = true;
         left -= 1;
         if status != 0 && first_bad.is_none() {
             first_bad = Some(status);
             // Of one process, the status says all.
-            if list.len() > 1 && !processes.asked.is_set() {
+            if list.all.len() > 1 && list.asked.is_none() {
                 let how = match signal {
                     Some(signal) => format!("was killed by signal {signal}"),
                     None => format!("ended with status {status}"),
@@ -210,7 +223,8 @@ fn wait_for_all(processes: &Processes, hosts: &[&str], bad_already: Option<i32>)
             }
         }
     }
-    first_bad.unwrap_or(0)
+    let kept = processes.lock().asked.filter(|_| !is_whole).map(status_of_signal);
+    first_bad.or(kept).unwrap_or(0)
 }
 
 #[cfg(test)]

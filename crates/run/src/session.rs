@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use isthmus_attach::daemon::not_ignored;
 use isthmus_guest::wire::mux::{Mux, set_nonblocking};
 use isthmus_guest::wire::{CHANNEL_ERR, CHANNEL_IN, CHANNEL_OUT, Exit, Frame, Kind, Window, WireError};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
@@ -122,6 +123,8 @@ pub fn follow(run: UnixStream, start: &Frame, manner: Manner) -> io::Result<End>
     if manner.stops {
         wanted.extend([SIGTSTP, SIGCONT]);
     }
+    // What a person started to ignore signals, as nohup(1) does; what a launcher starts takes all of them.
+    let wanted = if manner.impatient { not_ignored(&wanted) } else { wanted };
     let signals = Signals::watch(&wanted)?;
     let raw = if manner.terminal { Some(Raw::enter()?) } else { None };
     let mut mux = Mux::greeted_already(run.into())?;

@@ -214,6 +214,13 @@ impl RunSpec {
         let Some(first) = self.command.first() else {
             return usage("nothing to run: give a program or an mpirun line after `--`".into());
         };
+        // The run's processes hand it on as JSON.
+        if serde_json::to_vec(self).is_err() {
+            return usage("an option names a path that is not UTF-8, which the run's processes cannot be told of: give the file another name, or a link".into());
+        }
+        if self.vms > 0 && std::env::current_dir().is_ok_and(|here| here.to_str().is_none()) {
+            return usage("the path of this directory is not UTF-8, and VMs could not be told of it: run this in another one".into());
+        }
         if self.launcher == Launcher::None {
             self.check_without_mpi(first)?;
         } else if mpi::is_launcher_name(Path::new(first)) {

@@ -24,15 +24,16 @@ struct State {
 }
 
 impl Starting {
+    /// From now on the run is being made ready.
     pub(crate) fn new(front: UnixStream, guardian: UnixStream) -> Self {
-        Self(Arc::new(Mutex::new(State { front, guardian, busy: false })))
+        Self(Arc::new(Mutex::new(State { front, guardian, busy: true })))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does `work`. If [`Self::end`] is called meanwhile, or `deadline` passes, which ends the run with `late`, this never
+    /// Does `work`, the first thing that the run does. If [`Self::end`] is called meanwhile, or `deadline` passes, which ends the run with `late`, this never
     /// returns.
     pub(crate) fn busy<T>(
         &self,
@@ -40,7 +41,6 @@ impl Starting {
         late: impl FnOnce() -> Error + Send + 'static,
         work: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        self.state().busy = true;
         if let Some(deadline) = deadline {
             let other = self.clone();
             thread::Builder::new()

@@ -365,9 +365,9 @@ impl Vm {
             }
             // The client may have gone.
             let Some(client) = client else { continue };
-            let stream = std::mem::replace(&mut frame.stream, CLIENT_STREAM);
+            frame.stream = CLIENT_STREAM;
             if frame.write_to(&*lock(&client.socket)).is_err() {
-                lock(&self.clients).remove(&stream);
+                // Its own thread sees that, and has the VM end its process.
                 let _ = lock(&client.socket).shutdown(Shutdown::Both);
             }
         }

@@ -7,14 +7,18 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use isthmus_attach::daemon::not_ignored;
+use isthmus_guest::processes::{self, Process};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{getpgrp, getpid, kill_process};
 use rustix::termios::tcgetpgrp;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 
 /// How often a run in the background checks whether it is in the foreground again. A shell does not notify it.
 const CHECK_EVERY: Duration = Duration::from_millis(200);
@@ -42,6 +46,25 @@ pub(crate) fn let_stop() {
     // SIGCONT discards pending stop signals.
     let _ = kill_process(getpid(), rustix::process::Signal::CONT);
     let _ = stops().thread_unblock();
+}
+
+/// Has this process do nothing about signals that are sent to all processes of a run, as some batch systems and systemd do: its front
+/// has them, too, and says what is to be done. What is executed gets the default back.
+pub(crate) fn leave_signals_to_front() {
+    for signal in not_ignored(&[SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2]) {
+        let _ = signal_hook::flag::register(signal, Arc::default());
+    }
+}
+
+/// Whether another process can continue this process group if it stops: a parent of one of its processes that is of another group in
+/// the same session, as a shell with job control is. The kernel stops no others by a key, either.
+pub(crate) fn has_job_control() -> bool {
+    let me = getpid().as_raw_nonzero().get();
+    let all = processes::all().unwrap_or_default();
+    let with = |pid: i32| all.iter().find(|process| process.pid == pid);
+    let Some(own) = with(me) else { return false };
+    let is_shell = |other: &Process| other.session == own.session && other.group != own.group;
+    all.iter().any(|process| process.group == own.group && with(process.parent).is_some_and(is_shell))
 }
 
 /// Whether a read of standard input would stop this process group.

@@ -15,7 +15,13 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, wait, wait
 /// # Errors
 /// As [`processes::all`].
 pub fn descendants(root: Pid) -> io::Result<Vec<Pid>> {
-    let all = processes::all()?;
+    descendants_but(root, &[])
+}
+
+/// The same without `others`, and without what is below them.
+fn descendants_but(root: Pid, others: &[i32]) -> io::Result<Vec<Pid>> {
+    let mut all = processes::all()?;
+    all.retain(|process| !others.contains(&process.pid));
     let below = processes::below(&all, &[root.as_raw_nonzero().get()]);
     Ok(below
         .iter()
@@ -29,17 +35,18 @@ pub fn reap() {
     while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
 }
 
-/// Ends everything below this process but `spared`, and returns what could not be ended within `limit`.
+/// Ends everything below this process but `spared`, and `others` with all that is below them, and returns what could not be ended
+/// within `limit`.
 ///
 /// Children are killed before their parents: if this process is killed meanwhile, what is left is below another process
 /// of the run, which does the same.
 ///
 /// # Errors
 /// As [`descendants`], if it fails until the limit.
-pub fn kill_descendants(spared: Option<Pid>, limit: Duration) -> io::Result<Vec<Pid>> {
+pub fn kill_descendants(spared: Option<Pid>, others: &[i32], limit: Duration) -> io::Result<Vec<Pid>> {
     let scan = || {
         reap();
-        let mut left = descendants(getpid())?;
+        let mut left = descendants_but(getpid(), others)?;
         left.retain(|pid| Some(*pid) != spared);
         Ok(left)
     };
@@ -129,6 +136,28 @@ mod tests {
         }
         let _ = shell.kill();
         shell.wait().unwrap();
+    }
+
+    #[test]
+    fn what_was_there_before_is_no_part_of_the_tree() {
+        let mut before = Command::new("sh").args(["-c", "sleep 30; true"]).spawn().unwrap();
+        let number = Pid::from_child(&before).as_raw_nonzero().get();
+        let start = Instant::now();
+        while descendants(Pid::from_child(&before)).unwrap().is_empty()
+            && start.elapsed() < Duration::from_secs(5)
+        {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let with = descendants(getpid()).unwrap();
+        let without = descendants_but(getpid(), &[number]).unwrap();
+        let below = descendants(Pid::from_child(&before)).unwrap();
+        assert!(!below.is_empty() && below.iter().all(|pid| with.contains(pid) && !without.contains(pid)));
+        assert!(!without.contains(&Pid::from_child(&before)));
+        for pid in below {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        let _ = before.kill();
+        before.wait().unwrap();
     }
 
     #[test]

@@ -9,6 +9,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -124,6 +125,8 @@ impl Run {
             .stdin(input)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
+            // As a shell with job control starts it: what stops can be continued.
+            .process_group(0)
             .spawn()
             .unwrap();
         Self { child, mark, home }
@@ -337,6 +340,29 @@ fn stop_and_continue_leave_the_run_alive() {
         assert_eq!(run.finish().status, 5);
         run.assert_nothing_left("stopped and continued");
     }
+}
+
+#[test]
+fn what_a_shell_started_before_it_became_the_run_is_left_alone() {
+    let prefix = ["sh", "-c", "sleep 300 >/dev/null 2>&1 & exec \"$@\"", "sh"];
+    let mut run =
+        Run::start_below(&prefix, Path::new(NO_MPI), own(1), &["sh", "-c", "sleep 300 & echo done"]);
+    let ended = run.finish();
+    assert_eq!((ended.status, ended.stdout.as_str()), (0, "done\n"), "{}", ended.stderr);
+    let left = run.living();
+    for pid in &left {
+        let _ = kill_process(Pid::from_raw(*pid).unwrap(), Signal::KILL);
+    }
+    assert_eq!(left.len(), 1, "the shell's, and none of the run's");
+    run.assert_nothing_left("what was there before");
+}
+
+#[test]
+fn what_cannot_be_handed_on_is_refused_at_once() {
+    use std::os::unix::ffi::OsStringExt;
+    let odd = PathBuf::from(OsString::from_vec(b"/tmp/isthmus-\xff".to_vec()));
+    let spec = RunSpec { stats: Some(odd), command: words(&["true"]), ..own(1) };
+    assert!(spec.check().unwrap_err().line().contains("not UTF-8"));
 }
 
 /// Kills the processes that `victims` names, in this order and without a pause, and expects that nothing is left.

@@ -23,6 +23,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+/// How long a QEMU that was killed is waited for.
+const KILL_LIMIT: Duration = Duration::from_secs(5);
 /// The longest path that a UNIX socket's address holds.
 const SOCKET_PATH_BYTES: usize = 107;
 /// QEMU's limit for the name of a 9p export.
@@ -433,7 +435,8 @@ impl Vm {
         if self.exited().is_none() {
             // This fails only if QEMU has ended.
             let _ = self.child.kill();
-            self.ended = self.child.wait().ok();
+            // One that waits for a disk or a network file system dies later: then whoever ends the run sees to it.
+            self.ended = self.wait(KILL_LIMIT);
         }
     }
 }
