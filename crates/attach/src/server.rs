@@ -156,9 +156,26 @@ pub struct Asker {
     pub user: (u32, u32),
 }
 
-/// Where an answer goes, if one is awaited.
+/// Where an answer goes, if one is awaited; or what is counted until it was passed on.
 #[derive(Debug)]
-pub struct Answer(Option<Asked>);
+pub struct Answer(To);
+
+#[derive(Debug)]
+enum To {
+    Asker(Asked),
+    Nobody(Untold),
+}
+
+/// What a process has said without waiting for an answer counts as long as this lives: it must not say more than can be passed on.
+#[derive(Debug, Clone, Default)]
+pub struct Untold(Arc<()>);
+
+impl Untold {
+    /// How many there are.
+    fn count(&self) -> usize {
+        Arc::strong_count(&self.0) - 1
+    }
+}
 
 #[derive(Debug)]
 struct Asked {
@@ -171,10 +188,18 @@ struct Asked {
 impl Answer {
     /// Sends the reply; if the asker is gone, it is dropped.
     pub fn give(self, reply: &Reply) {
-        let Some(asked) = self.0 else { return };
+        let To::Asker(asked) = self.0 else { return };
         let frame = reply.encode(asked.sequence);
         let _ = asked.orders.send(Order::Answer { key: asked.key, frame });
         ring(&*asked.bell);
+    }
+
+    /// What is to live until the request is carried out, if nobody waits for that.
+    pub fn untold(&self) -> Option<Untold> {
+        match &self.0 {
+            To::Nobody(untold) => Some(untold.clone()),
+            To::Asker(_) => None,
+        }
     }
 }
 

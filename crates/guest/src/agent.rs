@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use isthmus_attach::daemon;
 use isthmus_attach::deaths::Deaths;
 use isthmus_attach::ring;
 use isthmus_attach::server::{self, Allowed, Observer};
@@ -311,6 +312,7 @@ impl Agent {
     }
 
     fn serve(config: &Config, found: Found, joined: Joined, observer: Observer) -> Result<Self> {
+        daemon::allow_many_descriptors();
         let Found { source, region, driver, .. } = found;
         let Joined { peer, writer, port, reader } = joined;
         if let Some(driver) = &driver {

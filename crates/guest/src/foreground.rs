@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use isthmus_attach::daemon::not_ignored;
 use isthmus_attach::notify;
+use isthmus_region::print::Aside;
 use isthmus_region::shared_by_threads::Flag;
 use isthmus_region::source::Ivshmem;
 
@@ -24,9 +26,11 @@ pub fn run(config: &Config) -> Result<()> {
             config.patience.as_secs()
         );
     }
-    let agent = Agent::start(config, Box::new(|event| isthmus_region::tell!("isthmus: {event}")))?;
+    // On a thread of its own: processes that attach must not wait for a reader of standard error.
+    let lines = Aside::start().map_err(|source| Error::Signals { source })?;
+    let agent = Agent::start(config, Box::new(move |event| lines.tell(&format!("isthmus: {event}"))))?;
     // Only now: until here there is nothing to clean up, and a signal is to end the process at once.
-    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
+    let mut signals = signal_hook::iterator::Signals::new(not_ignored(&[SIGINT, SIGTERM, SIGHUP]))
         .map_err(|source| Error::Signals { source })?;
     let peer = agent.peer();
     isthmus_region::tell!(

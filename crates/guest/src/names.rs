@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use isthmus_attach::protocol::{Code, Reply, Request};
-use isthmus_attach::server::{Answer, Asker, Names};
+use isthmus_attach::server::{Answer, Asker, Names, Untold};
 use isthmus_region::mapping::Section;
 use isthmus_region::membership::{PeerInfo, Region};
 use isthmus_region::objects::ObjectGrant;
@@ -91,7 +91,7 @@ impl Forwarder {
                     continue;
                 }
                 let Asked { asker, request, answer, until } = asked;
-                let reply = caller.ask(asker, &request, until);
+                let reply = caller.ask(asker, &request, answer.untold(), until);
                 answer.give(&reply);
             }
         };
@@ -136,7 +136,7 @@ struct Caller {
     /// process does not wait for an answer, but uses it already.
     unanswered: Option<(Asker, bool)>,
     /// Requests that close what given-up requests opened, with the processes for which they opened it.
-    to_close: VecDeque<(Asker, Request)>,
+    to_close: VecDeque<(Asker, Request, Option<Untold>)>,
 }
 
 impl Caller {
@@ -241,7 +241,7 @@ impl Caller {
 
     /// Sends a request and waits for the answer. There is one place for requests, so a request that was given up is
     /// first waited for, and what it opened is closed.
-    fn ask(&mut self, asker: Asker, request: &Request, until: Instant) -> Reply {
+    fn ask(&mut self, asker: Asker, request: &Request, untold: Option<Untold>, until: Instant) -> Reply {
         let answered = self.catch_up(until).and_then(|()| {
             if Instant::now() >= until {
                 // The process has given it up.
@@ -258,7 +258,7 @@ impl Caller {
                     | Request::Removed { .. }
             ) {
                 // The process will not repeat it.
-                self.to_close.push_back((asker, request.clone()));
+                self.to_close.push_back((asker, request.clone(), untold));
             }
             return no;
         }
@@ -272,9 +272,9 @@ impl Caller {
             if let Some((asker, closes)) = self.unanswered {
                 let reply = self.receive((asker, closes), until)?;
                 if closes && let Reply::Object(ObjectGrant { index, incarnation, .. }) = reply {
-                    self.to_close.push_back((asker, Request::Close { index, incarnation }));
+                    self.to_close.push_back((asker, Request::Close { index, incarnation }, None));
                 }
-            } else if let Some((asker, late)) = self.to_close.pop_front() {
+            } else if let Some((asker, late, _untold)) = self.to_close.pop_front() {
                 // In the order in which they came.
                 self.put(asker, &late)?;
                 self.unanswered = Some((asker, !matches!(late, Request::Enter { .. })));
@@ -387,13 +387,19 @@ mod tests {
     fn what_a_given_up_request_opened_is_closed_and_no_request_replaces_another() {
         let (region, section, orders, mut caller) = caller();
         let answer = |number, reply: Reply| call::answer(&region, 1, number, &reply.encode(number)).unwrap();
-        assert_eq!(caller.ask(asker(1), &open("late"), Instant::now() + Duration::from_millis(20)), silent());
+        assert_eq!(
+            caller.ask(asker(1), &open("late"), None, Instant::now() + Duration::from_millis(20)),
+            silent()
+        );
         assert_eq!(heard(&section, 1), (asker(1).party.word(), open("late")));
         // The first has no answer yet, so the second is not sent.
-        assert_eq!(caller.ask(asker(2), &open("b"), Instant::now() + Duration::from_millis(20)), silent());
+        assert_eq!(
+            caller.ask(asker(2), &open("b"), None, Instant::now() + Duration::from_millis(20)),
+            silent()
+        );
         assert_eq!(heard(&section, 1).1, open("late"));
         std::thread::scope(|scope| {
-            let next = scope.spawn(|| caller.ask(asker(2), &open("c"), Instant::now() + LONG));
+            let next = scope.spawn(|| caller.ask(asker(2), &open("c"), None, Instant::now() + LONG));
             answer(1, object(1));
             let close = Request::Close { index: 1, incarnation: 11 };
             assert_eq!(heard(&section, 2), (asker(1).party.word(), close));
@@ -402,10 +408,13 @@ mod tests {
             answer(3, object(2));
             assert_eq!(next.join().unwrap(), object(2));
         });
-        assert_eq!(caller.ask(asker(2), &open("d"), Instant::now()), silent());
+        assert_eq!(caller.ask(asker(2), &open("d"), None, Instant::now()), silent());
         assert_eq!(heard(&section, 3).1, open("c"), "it was too old to be sent");
         // Also while there are no requests.
-        assert_eq!(caller.ask(asker(1), &open("e"), Instant::now() + Duration::from_millis(20)), silent());
+        assert_eq!(
+            caller.ask(asker(1), &open("e"), None, Instant::now() + Duration::from_millis(20)),
+            silent()
+        );
         std::thread::scope(|scope| {
             let idle = scope.spawn(|| caller.next().is_none());
             answer(4, object(4));

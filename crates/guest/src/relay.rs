@@ -5,14 +5,18 @@
 //! a process can reach nothing else.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use crate::wire::mux::{Mux, set_nonblocking};
 use crate::wire::{CHANNEL_IN, CHANNEL_OUT, Frame, Kind, WireError};
 
 /// Most connections at a time.
 const MAX_STREAMS: usize = 1024;
+/// After a connection that could not be accepted.
+const PAUSE: Duration = Duration::from_millis(20);
 /// Most ports at a time.
 const MAX_PORTS: usize = 256;
 
@@ -92,7 +96,12 @@ impl Relay {
     }
 
     fn accept(&mut self, port: u16) {
-        let Some(Ok((connection, _))) = self.listeners.get(&port).map(TcpListener::accept) else { return };
+        let connection = match self.listeners.get(&port).map(TcpListener::accept) {
+            Some(Ok((connection, _))) => connection,
+            // It stays queued where no descriptor is left, and would be seen again at once.
+            Some(Err(e)) if e.kind() != ErrorKind::WouldBlock => return std::thread::sleep(PAUSE),
+            _ => return,
+        };
         if self.streams.len() >= MAX_STREAMS {
             return;
         }

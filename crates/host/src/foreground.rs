@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use isthmus_attach::server::Allowed;
-use isthmus_attach::{notify, socket};
+use isthmus_attach::{daemon, notify, socket};
 
 use crate::error::{Error, Result};
 use crate::names::Makers;
@@ -120,10 +120,10 @@ pub fn section_links(attach: &Path) -> PathBuf {
 /// Any of [`Service::start`]; [`Error::Beside`].
 pub fn run<T>(options: &Options, beside: impl FnOnce(&Service) -> BesideResult<T>) -> Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
+    let mut signals = signal_hook::iterator::Signals::new(daemon::not_ignored(&[SIGINT, SIGTERM, SIGHUP]))
         .map_err(|source| Error::Signals { source })?;
     let config = options.config()?;
-    allow_many_descriptors();
+    daemon::allow_many_descriptors();
     // On a thread of its own: the service must not block because standard error is not read.
     let lines = isthmus_region::print::Aside::start().map_err(|e| Error::System {
         action: "start a thread",
@@ -146,14 +146,6 @@ pub fn run<T>(options: &Options, beside: impl FnOnce(&Service) -> BesideResult<T
     drop(beside);
     service.stop();
     Ok(())
-}
-
-/// Each VM takes two sockets, and some more descriptors once it has connected. Where there may be no more than a shell gives its
-/// programs, the service says so when it starts.
-fn allow_many_descriptors() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
 /// How processes and VMs reach the service.

@@ -37,7 +37,7 @@ use crate::error::{Error, Result};
 use crate::members::{Change, Members};
 use crate::ports::{Caller, Process};
 use crate::service::{Event, Observer};
-use crate::wakes::Router;
+use crate::wakes::{Names, Router};
 
 /// Version of the protocol.
 const PROTOCOL: i64 = 0;
@@ -196,9 +196,10 @@ impl Server {
         };
         let errands = config.errands.clone();
         watch(errands.bell(), BELL)?;
-        let mut listeners = Vec::new();
+        let (mut listeners, mut names) = (Vec::new(), Names::default());
         for (key, (path, _)) in (FIRST_LISTENER..).zip(&config.sockets) {
             let listener = socket::listen(path, SocketType::STREAM, config.mode, config.group)?;
+            names.0.push(path.clone());
             watch(&listener, key)?;
             listeners.push(listener);
         }
@@ -221,6 +222,8 @@ impl Server {
                 action: "start the ivshmem server's thread",
                 source: Errno::from_io_error(&e).unwrap_or(Errno::IO),
             })?;
+        // From now on the thread removes them.
+        names.0.clear();
         Ok(Self { errands, stop, thread: Some(thread) })
     }
 }

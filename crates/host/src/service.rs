@@ -119,7 +119,7 @@ impl Config {
             host_ranks: 1,
             vms: Vec::new(),
             allowed: Allowed::Users(vec![rustix::process::getuid().as_raw()]),
-            mode: 0o600,
+            mode: OWNER_ONLY,
             group: None,
             area_bytes: server::AREA_BYTES,
             vectors: VECTORS,
@@ -246,6 +246,9 @@ impl Drop for MadeFolder {
     }
 }
 
+/// Mode of sockets that nobody else may use.
+const OWNER_ONLY: u32 = 0o600;
+
 /// Links by which QEMU opens the files of an isolated region, or that of a memory device. They are removed at the end.
 #[derive(Debug)]
 struct Links(Vec<(File, PathBuf)>);
@@ -334,7 +337,8 @@ impl Service {
         let members = Arc::new(Mutex::new(members));
 
         // Not earlier: if starting fails after this, the folder is removed again.
-        let made = make_folder(&config.dir)?.then(|| MadeFolder(config.dir.clone()));
+        let made =
+            make_folder(&config.dir, config.mode != OWNER_ONLY)?.then(|| MadeFolder(config.dir.clone()));
         let attach_socket = config.attach_socket.unwrap_or_else(|| config.dir.join("socket"));
         let ivshmem_socket = config.ivshmem_socket.unwrap_or_else(|| config.dir.join("ivshmem"));
         let wake_socket = config.wake_socket.unwrap_or_else(|| config.dir.join("wake"));
@@ -746,11 +750,18 @@ fn check_folder(path: &Path) -> Result<()> {
     }
 }
 
-/// Makes the folder, but not its parent: a missing parent is probably a misspelt path. Returns whether it was made.
-fn make_folder(path: &Path) -> Result<bool> {
-    use std::os::unix::fs::DirBuilderExt;
+/// Makes the folder, but not its parent: a missing parent is probably a misspelt path. Other users can pass through it, but not list
+/// it, where some of them are let in at its sockets (`is_passable`). Returns whether it was made.
+fn make_folder(path: &Path, is_passable: bool) -> Result<bool> {
+    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
-        Ok(()) => Ok(true),
+        Ok(()) => {
+            if is_passable {
+                // By itself, since the umask may take it away.
+                let _ = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o711));
+            }
+            Ok(true)
+        }
         Err(_) if path.is_dir() => Ok(false),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             Err(Error::MissingFolder { path: path.to_path_buf() })

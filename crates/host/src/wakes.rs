@@ -341,7 +341,8 @@ pub(crate) struct Config {
 /// The running relay. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct Wakes {
-    paths: Vec<PathBuf>,
+    /// Their names go after the thread has ended.
+    _names: Names,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -354,14 +355,14 @@ impl Wakes {
         let stop = Arc::new(stop.map_err(system("create an eventfd"))?);
         let door =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("create an epoll descriptor"))?;
-        let mut listeners = Vec::new();
+        let (mut listeners, mut names) = (Vec::new(), Names::default());
         for (key, (path, _)) in (0_u64..).zip(&config.sockets) {
             let listener = socket::listen(path, SocketType::STREAM, config.mode, config.group)?;
+            names.0.push(path.clone());
             epoll::add(&door, &listener, EventData::new_u64(key), EventFlags::IN)
                 .map_err(system("watch a descriptor"))?;
             listeners.push(listener);
         }
-        let paths = config.sockets.iter().map(|(path, _)| path.clone()).collect();
         let state = Relay {
             config,
             observer,
@@ -377,7 +378,7 @@ impl Wakes {
             action: "start the thread that relays wake-ups",
             source: Errno::from_io_error(&e).unwrap_or(Errno::IO),
         };
-        Ok(Self { paths, stop, thread: Some(thread.map_err(failed)?) })
+        Ok(Self { _names: names, stop, thread: Some(thread.map_err(failed)?) })
     }
 }
 
@@ -387,7 +388,16 @@ impl Drop for Wakes {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        for path in &self.paths {
+    }
+}
+
+/// Sockets' names, which are removed with this value: also where one after them cannot be made.
+#[derive(Debug, Default)]
+pub(crate) struct Names(pub Vec<PathBuf>);
+
+impl Drop for Names {
+    fn drop(&mut self) {
+        for path in &self.0 {
             let _ = rustix::fs::unlink(path);
         }
     }

@@ -167,12 +167,18 @@ fn fill(fd: &OwnedFd, bytes: u64) -> Result<()> {
     }
     use std::os::unix::process::ExitStatusExt;
     Err(unknown(match output.status.signal() {
-        Some(signal) => format!(
-            "the kernel killed the process that filled it (signal {signal}): the memory control group or the machine is full"
-        ),
+        Some(KILL) => {
+            "the kernel killed the process that filled it: the memory control group or the machine is full"
+                .into()
+        }
+        // As a key at the terminal sends it to all of them.
+        Some(signal) => format!("the process that filled it was ended by signal {signal}"),
         None => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
     }))
 }
+
+/// What the kernel sends where memory is short.
+const KILL: i32 = 9;
 
 /// Our own program, if this is it: only it knows [`FILL_ARG`].
 fn filler() -> Option<std::path::PathBuf> {

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use isthmus_attach::deaths::Deaths;
 use isthmus_host::RegionOptions;
 use isthmus_host::device::Device;
+use isthmus_region::print::Aside;
 
-use crate::error::{Error, Result, tell};
+use crate::error::{Error, Result};
 
 /// What the service is started with.
 #[derive(Clone, Debug)]
@@ -70,6 +71,8 @@ impl StartService for Embedded {
             .map(|(name, ranks)| isthmus_host::Vm { name: name.clone(), ranks: *ranks })
             .collect();
         let deaths = Deaths::default();
+        // On a thread of its own: the service must not wait for a reader of standard error.
+        let lines = Aside::start().map_err(|e| Error::io("cannot start a thread", e))?;
         let observer = move |event: &isthmus_host::Event| {
             use isthmus_host::Event::{Process, Trouble, VmRefused};
             if let Process(event) = event
@@ -77,8 +80,12 @@ impl StartService for Embedded {
             {
                 note(text);
             }
-            if verbose || matches!(event, Trouble { .. } | VmRefused { .. }) {
-                tell!("{event}");
+            let is_trouble = matches!(
+                event,
+                Trouble { .. } | VmRefused { .. } | Process(isthmus_attach::server::Event::Trouble { .. })
+            );
+            if verbose || is_trouble {
+                lines.tell(&format!("isthmus: {event}"));
             }
         };
         let service = isthmus_host::Service::start(host, Arc::new(observer)).map_err(|e| failed(&e))?;

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use super::event_loop::Loop;
-use super::{Ending, Event, Newcomer, Who};
+use super::{Ending, Event, Newcomer, Untold, Who};
 use crate::error::{Error, Result};
 use crate::protocol::{self, Code, Observed, Reply, Request, VERSION, Welcome};
 use crate::socket;
@@ -55,6 +55,8 @@ pub(super) struct Attached {
     pub(super) party: Party,
     /// Whether a request of this process about a named object has no answer yet.
     pub(super) asks: bool,
+    /// What it has said about named objects, and was not passed on yet.
+    pub(super) untold: Untold,
 }
 
 impl Loop {
@@ -226,7 +228,8 @@ impl Loop {
         }
         let party = Party::new(self.config.peer, grant.area, grant.incarnation);
         self.parties.insert(grant.area, party);
-        client.attached = Some(Attached { area: grant.area, pidfd, party, asks: false });
+        client.attached =
+            Some(Attached { area: grant.area, pidfd, party, asks: false, untold: Untold::default() });
         Ok(())
     }
 

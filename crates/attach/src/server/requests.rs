@@ -11,7 +11,7 @@ use rustix::net::SendFlags;
 
 use super::client::{AT_ONCE, AWAKE, Client, code_of, is_dead};
 use super::event_loop::Loop;
-use super::{Answer, Asked, Asker, Ending, Order, Settling, Wakeup};
+use super::{Answer, Asked, Asker, Ending, Order, Settling, To, Wakeup};
 use crate::bells::Bells;
 use crate::error::{Error, Result};
 use crate::protocol::{Code, Reply, Request};
@@ -22,6 +22,8 @@ type NewBell = (OwnedFd, OwnedFd);
 
 /// Most bells for places of the region that one process may have.
 const MOST_WATCHES: usize = 256;
+/// What a process may have said about named objects, without waiting for an answer, that was not passed on yet.
+const MOST_UNTOLD: usize = 4096;
 
 impl Loop {
     /// Carries out a request and replies, if it has a reply.
@@ -135,7 +137,7 @@ impl Loop {
             return self.answer(key, &Reply::Refused { code: Code::Failed, text }.encode(sequence));
         }
         let bell = Arc::clone(&self.bell);
-        let answer = Answer(Some(Asked { key, sequence, orders: self.orders.clone(), bell }));
+        let answer = Answer(To::Asker(Asked { key, sequence, orders: self.orders.clone(), bell }));
         let now = match &mut self.config.names {
             Some(names) => names.ask(asker, request, answer),
             None => Some(Reply::Refused {
@@ -164,8 +166,14 @@ impl Loop {
             .clients
             .get(&key)
             .and_then(|c| Some(Asker { party: c.attached.as_ref()?.party, user: (c.who.uid, c.gid) }));
+        let untold = self.clients.get(&key).and_then(|c| Some(c.attached.as_ref()?.untold.clone()));
+        let Some(untold) = untold else { return };
+        // Others' requests wait behind them, and an agent has no more memory than its VM.
+        if untold.count() > MOST_UNTOLD {
+            return self.end(key, Ending::Dropped);
+        }
         if let (Some(asker), Some(names)) = (asker, &mut self.config.names) {
-            let _ = names.ask(asker, request, Answer(None));
+            let _ = names.ask(asker, request, Answer(To::Nobody(untold)));
             self.awake_until = Some(Instant::now() + AWAKE);
         }
     }
