@@ -144,7 +144,10 @@ impl Context {
         }
         section.word("block", block_at + block::REGISTRATIONS).map_err(&failed)?.put(table);
         let (local, incarnation) = member.service().open_endpoint(block_at).map_err(|source| {
-            member.give(block_at, block::BYTES);
+            // A service that has not answered may publish it yet: then the block must serve nothing else.
+            if matches!(source, isthmus_region::Error::Full { .. }) {
+                member.give(block_at, block::BYTES);
+            }
             Error::Region { action: "publish a context", source }
         })?;
         let slot = member.region().shape().slot(member.peer(), local);

@@ -173,15 +173,16 @@ impl Chunk {
     /// Lets go of what is not granted any more: what was at these addresses is nobody's. Gives whether there was any.
     fn let_go(&mut self, member: &Member, own: &Own, address: u64) -> bool {
         let lost = self.kept.take_lost(own);
-        if lost.is_empty() {
-            return false;
-        }
-        member.release_kept(lost);
+        // Also where none is lost: a page that was moved to another address is kept anew there, by another word.
         for page in &mut self.pages {
             if page.granted.is_some_and(|granted| !own.pool.stands(own.owner, granted)) {
                 page.lose(page.count >= WORTH);
             }
         }
+        if lost.is_empty() {
+            return false;
+        }
+        member.release_kept(lost);
         // Some may still be there, in the pool.
         revoke(member, address);
         true

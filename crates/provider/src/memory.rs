@@ -177,6 +177,10 @@ impl Store {
 
     /// An initiator on another system has reached these bytes of a registration of the program's own memory by a message.
     pub(crate) fn reached(&self, member: &Arc<Member>, of: Registered, access: u64, found: LocalBuf) {
+        // In a block of `--alloc`, which is published, and has no pages to grant.
+        if heap::find_now(member, of.start, 1).is_some() {
+            return;
+        }
         let of = Registered { access: allowed(access), ..of };
         let mut state = self.state();
         let State { windows, own, table: Some(table), live } = &mut *state else { return };

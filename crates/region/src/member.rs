@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use isthmus_lockfree::life::{Life, State};
 
@@ -300,6 +301,9 @@ impl Source for Served {
 
 /// Most bytes of the pieces that the long messages of a process lie in.
 pub const MOST_PIECE_BYTES: u64 = 4 << 20;
+/// How long [`Member::take_unless_refused`] asks a service for nothing that had no more, or did not answer.
+const FULL_PAUSE: Duration = Duration::from_millis(5);
+const SILENT_PAUSE: Duration = Duration::from_secs(1);
 
 /// An attached process.
 pub struct Member {
@@ -313,6 +317,8 @@ pub struct Member {
     area: Mutex<Area>,
     /// Bytes of the area in which long messages' pieces lie.
     piece_bytes: Count,
+    /// Until when what can do without is not asked for, since the service has refused.
+    refused_until: Mutex<Option<Instant>>,
     pool: Mutex<Pool>,
     counters: Counters,
     service: Arc<dyn LocalService>,
@@ -391,6 +397,7 @@ impl Member {
             grant,
             area,
             piece_bytes: Count::new(0),
+            refused_until: Mutex::default(),
             pool: Mutex::default(),
             counters,
             service,
@@ -594,10 +601,36 @@ impl Member {
         }
         // Ask for a quarter of what there is already, within reason, so that asking stays rare and little of it stays unused.
         let wish = bytes.next_power_of_two().max((area.bytes() / 4).min(1 << 20)).max(64 << 10);
-        let extent = self.service.grow(wish).or_else(|_| self.service.grow(bytes.next_power_of_two()))?;
+        let extent = self.grow(wish, bytes.next_power_of_two()).inspect_err(|e| {
+            let pause = if matches!(e, Error::Full { .. }) { FULL_PAUSE } else { SILENT_PAUSE };
+            *lock(&self.refused_until) = Some(Instant::now() + pause);
+        })?;
         self.section.part("extent", extent.offset, extent.bytes)?;
         area.add(extent);
         area.take(bytes)
+    }
+
+    /// More memory of the service: `wish` bytes, or `least` where there are no more.
+    fn grow(&self, wish: u64, least: u64) -> Result<Extent> {
+        match self.service.grow(wish) {
+            // A service that does not answer would have the caller wait once more.
+            Err(Error::Full { .. }) if wish > least => self.service.grow(least),
+            other => other,
+        }
+    }
+
+    /// As [`Member::take`], for what can do without: while the service has refused just now, it is not asked again.
+    ///
+    /// # Errors
+    /// As [`Member::take`].
+    pub fn take_unless_refused(&self, bytes: u64) -> Result<u64> {
+        if let Ok(at) = lock(&self.area).take(bytes) {
+            return Ok(at);
+        }
+        if lock(&self.refused_until).is_some_and(|until| Instant::now() < until) {
+            return Err(Error::Full { bytes });
+        }
+        self.take(bytes)
     }
 
     /// Gives back what [`Member::take`] gave for `bytes`.
@@ -605,14 +638,14 @@ impl Member {
         lock(&self.area).give(at, bytes);
     }
 
-    /// As [`Member::take`], for a piece of a long message, in shared memory for as long as such messages are under way.
+    /// As [`Member::take_unless_refused`], for a piece of a long message, in shared memory for as long as such messages are under way.
     ///
     /// # Errors
-    /// As [`Member::take`]; [`Error::Full`] where the process's pieces together would have more than [`MOST_PIECE_BYTES`].
+    /// As [`Member::take_unless_refused`]; [`Error::Full`] where the process's pieces together would have more than [`MOST_PIECE_BYTES`].
     pub fn take_piece(&self, bytes: u64) -> Result<u64> {
         let there = self.piece_bytes.add(bytes);
         let taken = match there.saturating_add(bytes) <= MOST_PIECE_BYTES {
-            true => self.take(bytes),
+            true => self.take_unless_refused(bytes),
             false => Err(Error::Full { bytes }),
         };
         taken.inspect_err(|_| _ = self.piece_bytes.sub(bytes))
@@ -658,8 +691,8 @@ impl Member {
             return Err(Error::Full { bytes });
         }
         let extent = match wish.max(piece).min(left) {
-            more if more > wish => self.service.grow(more).or_else(|_| self.service.grow(wish)),
-            _ => self.service.grow(wish),
+            more if more > wish => self.grow(more, wish),
+            _ => self.grow(wish, wish),
         }?;
         self.section.part("extent", extent.offset, extent.bytes)?;
         pool.add(extent);

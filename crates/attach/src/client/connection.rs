@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use isthmus_region::extent::Extent;
 use isthmus_region::kept::Kept;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -28,6 +29,10 @@ pub(super) struct Connection {
     unanswered: Option<u64>,
     /// Objects, by index and incarnation, that such a request opened: no user of this process knows of them.
     to_close: Vec<(u32, u64)>,
+    /// Numbers of requests for more memory that were given up and have no answer yet.
+    grows: Vec<u64>,
+    /// Memory that came in answer to such requests, and serves the next ones: the service counts it as this process's.
+    spare: Vec<Extent>,
 }
 
 impl Connection {
@@ -53,6 +58,8 @@ impl Connection {
             patience,
             unanswered: None,
             to_close: Vec::new(),
+            grows: Vec::new(),
+            spare: Vec::new(),
         })
     }
 
@@ -76,8 +83,16 @@ impl Connection {
         fd: Option<&OwnedFd>,
         deadline: Instant,
     ) -> Result<(Reply, Vec<OwnedFd>)> {
+        if let Request::Grow { bytes } = request
+            && let Some(at) = self.spare.iter().position(|extent| extent.bytes >= *bytes)
+        {
+            return Ok((Reply::Extent(self.spare.swap_remove(at)), Vec::new()));
+        }
         self.send(request, fd)?;
         let answer = self.receive(self.sequence, deadline);
+        if let (Request::Grow { .. }, Err(Error::TimedOut { .. })) = (request, &answer) {
+            self.grows.push(self.sequence);
+        }
         if self.unanswered.is_none() {
             // If that fails, it is tried again before the next request about an object.
             let _ = self.close_one();
@@ -165,7 +180,13 @@ impl Connection {
                     self.to_close.push((grant.index, grant.incarnation));
                 }
             }
-            // Answers to requests that were given up are dropped. A refusal of the connection itself has number 0.
+            if let Some(at) = self.grows.iter().position(|number| *number == sequence) {
+                self.grows.swap_remove(at);
+                if let Reply::Extent(extent) = &reply {
+                    self.spare.push(*extent);
+                }
+            }
+            // Other answers to requests that were given up are dropped. A refusal of the connection itself has number 0.
             if sequence == number || (sequence == 0 && matches!(reply, Reply::Refused { .. })) {
                 return Ok((reply, packet.fds));
             }
@@ -242,6 +263,27 @@ pub(super) mod tests {
         let (number, request) = slow.request();
         assert_eq!(request, open("late"));
         number
+    }
+
+    #[test]
+    fn memory_that_came_too_late_serves_the_next_request() {
+        let (slow, mut connection, _dir) = connection();
+        let grow = |bytes| Request::Grow { bytes };
+        connection.patience = Duration::from_millis(5);
+        assert!(matches!(connection.ask(&grow(4096), None), Err(Error::TimedOut { .. })));
+        connection.patience = LONG;
+        let late = Extent { offset: 1 << 20, bytes: 4096 };
+        let (number, _) = slow.request();
+        slow.answer(number, &Reply::Extent(late));
+        let more = Extent { offset: 2 << 20, bytes: 8192 };
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| connection.ask(&grow(8192), None).unwrap().0);
+            slow.answer(slow.request().0, &Reply::Extent(more));
+            assert_eq!(next.join().unwrap(), Reply::Extent(more));
+        });
+        // Without a request.
+        assert_eq!(connection.ask(&grow(100), None).unwrap().0, Reply::Extent(late));
+        assert!(connection.spare.is_empty() && connection.grows.is_empty());
     }
 
     #[test]

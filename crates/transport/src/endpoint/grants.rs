@@ -40,7 +40,9 @@ const LIST: u64 = PAGES as u64 * 8;
 /// Bytes that are taken for lists at once.
 const LISTS: u64 = 16 << 10;
 /// Most such pieces of an endpoint: twice what the chunks below need.
-const MOST_LISTS: usize = 8;
+const MOST_LISTS: u64 = 8;
+/// Most beyond them, for lists that messages have which were given up.
+const MOST_GIVEN_UP: u64 = 64;
 /// Most chunks that are granted: 8,192 pages, as in the paper.
 const MOST_CHUNKS: usize = 512;
 /// Chunks that were sent and are not granted, of which is known when.
@@ -98,6 +100,8 @@ pub(super) struct Cache {
     seen: HashMap<u64, u64>,
     seen_order: VecDeque<(u64, u64)>,
     free_lists: Vec<u64>,
+    /// Lists of messages that were given up.
+    given_up: u64,
     /// Pieces of the area that lists lie in.
     pieces: Vec<u64>,
     /// Counts uses of chunks.
@@ -130,6 +134,7 @@ impl Cache {
             seen: HashMap::new(),
             seen_order: VecDeque::new(),
             free_lists: Vec::new(),
+            given_up: 0,
             pieces: Vec::new(),
             ticks: 0,
             most,
@@ -241,10 +246,11 @@ impl Cache {
             return Some(list);
         }
         // Lists of messages that were given up have no other use any more.
-        if self.pieces.len() >= MOST_LISTS {
+        let given_up = self.given_up / (LISTS / LIST);
+        if self.pieces.len() as u64 >= MOST_LISTS + given_up.min(MOST_GIVEN_UP) {
             return None;
         }
-        let piece = member.take(LISTS).ok()?;
+        let piece = member.take_unless_refused(LISTS).ok()?;
         self.pieces.push(piece);
         self.free_lists.extend((0..LISTS / LIST).map(|i| piece + i * LIST));
         self.free_lists.pop()
@@ -332,7 +338,7 @@ impl Berth {
         if let Some(cache) = grants {
             for pin in pins {
                 // Receivers of a message that was given up may read it at any time, so nothing else is ever put there.
-                cache.forget(member, pin.chunk);
+                cache.given_up += u64::from(cache.forget(member, pin.chunk).is_some());
             }
         }
     }

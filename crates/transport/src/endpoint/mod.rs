@@ -398,6 +398,30 @@ impl Core {
     }
 }
 
+/// Memory of an endpoint that is not published yet: given back, unless it is kept.
+struct Taken<'a> {
+    member: &'a Member,
+    block: Option<u64>,
+    reserve: Option<Place>,
+}
+
+impl Taken<'_> {
+    fn keep(&mut self) {
+        (self.block, self.reserve) = (None, None);
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if let Some(reserve) = self.reserve {
+            reserve.give(self.member);
+        }
+        if let Some(block) = self.block {
+            self.member.give(block, block::BYTES);
+        }
+    }
+}
+
 impl Endpoint {
     /// Opens an endpoint; `memory` is what others may reach by RMA.
     ///
@@ -406,6 +430,7 @@ impl Endpoint {
     pub fn open(member: &Arc<Member>, config: Config, memory: Box<dyn Memory>) -> Result<Self> {
         let failed = |action| move |source| Error::Region { action, source };
         let block_at = member.take(block::BYTES).map_err(failed("take memory for an endpoint"))?;
+        let mut taken = Taken { member, block: Some(block_at), reserve: None };
         let section = member.section();
         section.zero("block", block_at, block::BYTES).map_err(failed("write an endpoint's block"))?;
         let block = section.line("block", block_at).map_err(failed("write an endpoint's block"))?;
@@ -414,13 +439,18 @@ impl Endpoint {
         table.map_err(failed("write an endpoint's block"))?.put(memory.published().unwrap_or(0));
         let reserve = Place::take(member, Size::RESERVE, true);
         let reserve = reserve.map_err(failed("take memory for an endpoint's reserve"))?;
-        let (local, incarnation) =
-            member.service().open_endpoint(block_at).map_err(failed("publish an endpoint"))?;
+        taken.reserve = Some(reserve);
+        let opened = member.service().open_endpoint(block_at);
+        // Where the service has not answered, it may publish the endpoint yet: its memory must serve nothing else.
+        if !matches!(opened, Err(isthmus_region::Error::Full { .. })) {
+            taken.keep();
+        }
+        let (local, incarnation) = opened.map_err(failed("publish an endpoint"))?;
         let sleeper = Sleeper::new(member, local, false).map_err(failed("find an endpoint's record"))?;
         let longest = sleep::LONGEST.max(sleeper.most());
         let slot = member.region().shape().slot(member.peer(), local);
         let most_chunks = chain::most_lane_chunks(member.region().shape());
-        let mut berth = Berth {
+        let berth = Berth {
             member: Arc::clone(member),
             slot,
             local,
@@ -457,10 +487,13 @@ impl Endpoint {
             offers: resident::Words::default(),
         };
         let address = member.address(local).map_err(failed("find an endpoint's record"))?;
-        let mut core = Core::new(address, config, memory);
-        berth.reserve_entries().map_err(failed("take memory for an endpoint's first lanes"))?;
-        core.check_region(&mut berth);
-        Ok(Self { core, berth: Some(berth) })
+        // From now on it closes itself where something fails.
+        let mut endpoint = Self { core: Core::new(address, config, memory), berth: Some(berth) };
+        if let Self { core, berth: Some(berth) } = &mut endpoint {
+            berth.reserve_entries().map_err(failed("take memory for an endpoint's first lanes"))?;
+            core.check_region(berth);
+        }
+        Ok(endpoint)
     }
 
     /// The endpoint's address.
