@@ -181,7 +181,10 @@ fn usable_of_libc() -> *mut c_void {
     found
 }
 
-/// The bytes of a block of the provider's; none if it is not one.
+/// What the provider says once something in it has failed, and it does not know its blocks any more.
+const UNKNOWN: usize = usize::MAX;
+
+/// The bytes of a block of the provider's, or [`UNKNOWN`]; none if it is not one.
 fn usable_there(at: *mut c_void) -> Option<usize> {
     let ops = giver(at).filter(|_| !INSIDE.get())?;
     let bytes = (ops.usable)(at);
@@ -277,6 +280,11 @@ pub unsafe extern "C" fn realloc(at: *mut c_void, bytes: usize) -> *mut c_void {
         // SAFETY: a block of the C library's.
         return unsafe { __libc_realloc(at, bytes) };
     };
+    if has == UNKNOWN {
+        // It may be the C library's or not, so neither can move it.
+        set_errno(libc::ENOMEM);
+        return null_mut();
+    }
     if bytes == 0 {
         // SAFETY: the caller gives it up.
         unsafe { free(at) };
@@ -380,7 +388,7 @@ pub unsafe extern "C" fn posix_memalign(place: *mut *mut c_void, align: usize, b
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(at: *mut c_void) -> usize {
     if let Some(bytes) = usable_there(at) {
-        return bytes;
+        return if bytes == UNKNOWN { 0 } else { bytes };
     }
     let usable = usable_of_libc();
     if usable.is_null() {

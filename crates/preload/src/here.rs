@@ -157,6 +157,7 @@ pub(crate) enum About {
 pub(crate) fn say(about: About, text: &str) {
     static SAID: Count = Count::new(0);
     if SAID.insert(about as u64) & about as u64 == 0 {
-        eprintln!("isthmus: {text}");
+        // Past the lock on standard error, which a forked child may find held.
+        let _ = rustix::io::write(rustix::stdio::stderr(), format!("isthmus: {text}\n").as_bytes());
     }
 }

@@ -10,13 +10,14 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, Once, TryLockError};
 
 use isthmus_cabi::Poison;
 use isthmus_cabi::heap::Ops;
 use isthmus_region::error::with_causes;
 use isthmus_region::grants::PAGE;
 use isthmus_region::member::Member;
+use isthmus_region::signals::{self, Guarded};
 use isthmus_region::{CopyForChild, Listed};
 use rustix::mm::{MprotectFlags, mprotect};
 
@@ -121,8 +122,9 @@ static HEAP: Mutex<Heap> = Mutex::new(Heap {
 });
 static POISON: Poison = Poison::new();
 
-fn heap() -> MutexGuard<'static, Heap> {
-    HEAP.lock().unwrap_or_else(PoisonError::into_inner)
+/// With signals blocked: a handler may allocate, or fork, which waits for this lock.
+fn heap() -> Guarded<'static, Heap> {
+    signals::lock(&HEAP)
 }
 
 /// What a lock guards, if no other thread has it.
@@ -319,11 +321,11 @@ extern "C" fn give(at: *mut c_void) -> c_int {
     if given { 0 } else { -1 }
 }
 
-/// The bytes of a block; 0 if it is none.
+/// The bytes of a block; 0 if it is none, and the most there are if that is not known since something has failed.
 extern "C" fn usable(at: *mut c_void) -> usize {
     let address = at.expose_provenance() as u64;
     let of = |heap: &Heap| heap.blocks.get(&address).map(|block| block.bytes);
-    let bytes = guarded(None, || match is_forking() {
+    let bytes = guarded(Some(u64::MAX), || match is_forking() {
         true => FORKS.with(|forks| forks.try_borrow().ok()?.as_ref().and_then(|fork| of(&fork.heap))),
         false => of(&heap()),
     });
@@ -355,7 +357,7 @@ extern "C" fn may_fork() -> c_int {
 
 /// What a thread that forks keeps meanwhile.
 struct Fork {
-    heap: MutexGuard<'static, Heap>,
+    heap: Guarded<'static, Heap>,
     /// By the address of the block; an error where there was no memory.
     copies: Vec<isthmus_region::Result<CopyForChild>>,
 }
