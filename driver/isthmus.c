@@ -11,6 +11,7 @@
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
+#include <linux/delay.h>
 #include <linux/file.h>
 #include <linux/fs.h>
 #include <linux/highmem.h>
@@ -44,6 +45,14 @@
 #include <linux/xarray.h>
 
 #include "isthmus.h"
+
+/* Linux 6.15 keeps it in the folio. */
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 15, 0)
+static inline struct dev_pagemap *page_pgmap(const struct page *page)
+{
+	return page->pgmap;
+}
+#endif
 
 /* The device. */
 #define VENDOR 0x1af4
@@ -95,6 +104,8 @@ struct pooled {
 /* Of pages whose keeper is closed. */
 #define NO_KEEPER ((struct client *)ERR_PTR(-ENOENT))
 #define OWNER_BITS 24
+/* Who has the pages of owners that are gone. */
+#define NOBODY (ISTHMUS_OWNERS + 1)
 
 /* The pages that processes grant. */
 struct pool {
@@ -571,7 +582,7 @@ static bool pool_is_used(struct pool *pool)
 /* A page has no user any more. */
 static void pool_page_free(struct page *page)
 {
-	struct region *r = container_of(page->pgmap, struct region, pagemaps[1]);
+	struct region *r = container_of(page_pgmap(page), struct region, pagemaps[1]);
 	struct pool *pool = &r->pool;
 	u32 number = pool_number(r, page);
 	struct pooled *p = &pool->pages[number];
@@ -588,7 +599,7 @@ static void pool_page_free(struct page *page)
 		pool->pages[pool->dirty_last].next = number;
 	pool->dirty_last = number;
 	pool->used--;
-	schedule_work(&pool->clear);
+	queue_work(system_unbound_wq, &pool->clear);
 	spin_unlock_irqrestore(&pool->lock, flags);
 }
 
@@ -667,7 +678,7 @@ static int pool_make(struct pool *pool, const struct isthmus_pool *place)
 
 	if (count) {
 		pages = kvcalloc(count, sizeof(*pages), GFP_KERNEL);
-		granted = kvcalloc(ISTHMUS_OWNERS + 1, sizeof(*granted), GFP_KERNEL);
+		granted = kvcalloc(NOBODY + 1, sizeof(*granted), GFP_KERNEL);
 		if (!pages || !granted) {
 			kvfree(pages);
 			kvfree(granted);
@@ -746,6 +757,30 @@ static void pool_settle(struct region *r, u32 owner)
 	}
 }
 
+/*
+ * An owner's process is gone: pages that others still have, forked processes above all, count no longer for whoever is called so next.
+ */
+static void pool_orphan(struct region *r, u32 owner)
+{
+	struct pool *pool = &r->pool;
+	u32 number;
+
+	spin_lock_irq(&pool->lock);
+	for (number = 0; number < pool->count && pool->granted[owner]; number++) {
+		if (ISTHMUS_OWNER(pool->pages[number].word) == owner) {
+			pool->granted[owner]--;
+			pool->granted[NOBODY]++;
+			pool_change(pool, number, NOBODY);
+		}
+		if (number % 1024 == 1023) {
+			spin_unlock_irq(&pool->lock);
+			cond_resched();
+			spin_lock_irq(&pool->lock);
+		}
+	}
+	spin_unlock_irq(&pool->lock);
+}
+
 /* ---- Granted pages ---- */
 
 /* Whether a page that is noted at an address is kept by this descriptor. */
@@ -797,8 +832,11 @@ static bool pages_invalidate(struct mmu_interval_notifier *notifier, const struc
 	mmu_interval_set_seq(notifier, sequence);
 	if (range->start < c->chunk_end && c->chunk_start < range->end)
 		c->is_hit = true;
-	/* A fork, which copies pages that are pinned for the child, is the only one that protects anonymous pages so. */
-	pages_change(c, range->start, range->end, range->event == MMU_NOTIFY_PROTECTION_PAGE);
+	/*
+	 * A fork, which copies pages that are pinned for the child, is the only one that protects anonymous pages so. And nobody moves a
+	 * page that is pinned, as another descriptor of this process may try.
+	 */
+	pages_change(c, range->start, range->end, range->event == MMU_NOTIFY_PROTECTION_PAGE || range->event == MMU_NOTIFY_MIGRATE);
 	spin_unlock(&c->at_lock);
 	return true;
 }
@@ -993,7 +1031,8 @@ static u32 revoke_chunk(struct region *r, struct vm_area_struct *vma, unsigned l
 		struct page *page = migrate_pfn_to_page(from[i]), *new = NULL;
 
 		if (page && from[i] & MIGRATE_PFN_MIGRATE)
-			new = alloc_page_vma(GFP_HIGHUSER_MOVABLE, vma, address + i * PAGE_SIZE);
+			/* What there is no memory for stays: nobody is to be killed for it. */
+			new = alloc_page_vma(GFP_HIGHUSER_MOVABLE | __GFP_RETRY_MAYFAIL | __GFP_NOWARN, vma, address + i * PAGE_SIZE);
 		to[i] = 0;
 		if (new) {
 			lock_page(new);
@@ -1114,7 +1153,7 @@ static u32 renew_chunk(struct client *c, unsigned long address, u32 count, struc
 		if (results[i].why != ISTHMUS_BUSY || pin_user_pages_fast(address + i * PAGE_SIZE, 1, FOLL_WRITE, &page) != 1)
 			continue;
 		down_read(&r->lock);
-		if (!r->is_gone && is_zone_device_page(page) && page->pgmap == &r->pagemaps[1]) {
+		if (!r->is_gone && is_zone_device_page(page) && page_pgmap(page) == &r->pagemaps[1]) {
 			u32 number = pool_number(r, page);
 
 			if (is_kept(c, xa_mk_value(number))) {
@@ -1216,8 +1255,9 @@ static long pages_begin(struct client *c)
 	if (c->has_notifier)
 		return c->notifier.mm == current->mm ? 0 : -EPERM;
 	error = mmu_interval_notifier_insert(&c->notifier, current->mm, 0, ULONG_MAX, &pages_operations);
+	/* The first of a process is not inserted while a signal waits. */
 	if (error)
-		return error;
+		return error == -EINTR ? -ERESTARTNOINTR : error;
 	c->has_notifier = true;
 	mutex_lock(&r->clients_lock);
 	list_add(&c->others, &r->clients);
@@ -1316,8 +1356,23 @@ static long client_settle(struct client *c, unsigned long owner)
 		return -EINVAL;
 	down_read(&c->region->lock);
 	pool_settle(c->region, owner);
+	if (owner)
+		pool_orphan(c->region, owner);
 	up_read(&c->region->lock);
 	return 0;
+}
+
+/* The lock of a process's memory, which a thread may hold for as long as it waits for a file system; gives whether it was had. */
+static bool mm_lock_soon(struct mm_struct *mm)
+{
+	unsigned int i;
+
+	for (i = 0; i < 100; i++) {
+		if (mmap_read_trylock(mm))
+			return true;
+		usleep_range(500, 1000);
+	}
+	return false;
 }
 
 /*
@@ -1341,7 +1396,9 @@ static void pages_evict(struct client *c)
 		/* What others have granted beside it stays. */
 		for (count = 1; count < most && xa_load(&c->granted_at, index + count);)
 			count++;
-		mmap_read_lock(mm);
+		/* Otherwise they are moved when this is called again, or freed by their process. */
+		if (!mm_lock_soon(mm))
+			break;
 		vma = area_at(mm, address, &count);
 		if (vma && has_private_pages(vma))
 			revoke_chunk(c->region, vma, address, count);
@@ -1365,11 +1422,11 @@ static void pages_end(struct client *c)
 	list_del(&c->others);
 	mutex_unlock(&r->clients_lock);
 	pages_evict(c);
-	mmu_interval_notifier_remove(&c->notifier);
-	/* What is left is not looked after any more. */
+	/* What is left is not looked after any more: nobody believes it from now on, before an address has another page. */
 	spin_lock(&c->at_lock);
 	pages_change(c, 0, ULONG_MAX, false);
 	spin_unlock(&c->at_lock);
+	mmu_interval_notifier_remove(&c->notifier);
 	xa_destroy(&c->granted_at);
 	/* Others may be writing to what was kept, which the agent knows. */
 	spin_lock_irq(&pool->lock);
@@ -1394,7 +1451,8 @@ static void mm_evict(struct region *r, struct mm_struct *mm, const u32 *numbers,
 	u32 i;
 
 	VMA_ITERATOR(vmi, mm, 0);
-	mmap_read_lock(mm);
+	if (!mm_lock_soon(mm))
+		return;
 	for_each_vma(vmi, vma) {
 		if (!vma->anon_vma || !has_private_pages(vma))
 			continue;
@@ -1631,7 +1689,7 @@ static void region_end(struct region *r)
 		wake_up_interruptible_poll(&r->vectors[i].sleepers, EPOLLIN | EPOLLRDNORM | EPOLLHUP);
 }
 
-/* Called with the lock held for writing: the pool comes to another place. */
+/* Called with the lock held for writing: the pool comes to this place. Gives 1 if it was at another one. */
 static long region_place_pool(struct region *r, const struct isthmus_pool *place)
 {
 	long error;
@@ -1668,8 +1726,8 @@ static long region_place_pool(struct region *r, const struct isthmus_pool *place
 		pool_show(&r->pool, r->memory);
 	/* A VM that boots anew may have left things there. */
 	if (!error)
-		schedule_work(&r->pool.clear);
-	return error;
+		queue_work(system_unbound_wq, &r->pool.clear);
+	return error ?: 1;
 }
 
 static long client_pool(struct client *c, const void __user *from)
@@ -1694,8 +1752,10 @@ static long client_pool(struct client *c, const void __user *from)
 	down_write(&r->lock);
 	error = region_place_pool(r, &place);
 	up_write(&r->lock);
-	flush_work(&r->pool.clear);
-	return error;
+	/* Processes that free pages without end would have the agent of a pool that is there already wait. */
+	if (error == 1)
+		flush_work(&r->pool.clear);
+	return min(error, 0l);
 }
 
 /* ---- Descriptors ---- */
@@ -1708,8 +1768,8 @@ static int client_open(struct inode *inode, struct file *file)
 	if (!c)
 		return -ENOMEM;
 	mutex_init(&c->lock);
-	xa_init(&c->standins);
-	xa_init(&c->granted_at);
+	xa_init_flags(&c->standins, XA_FLAGS_ACCOUNT);
+	xa_init_flags(&c->granted_at, XA_FLAGS_ACCOUNT);
 	spin_lock_init(&c->at_lock);
 	/* The caller holds what remove waits for before it lets go. */
 	kref_get(&r->refs);
@@ -1931,6 +1991,20 @@ static bool region_is_there(struct region *r)
 	return !r->device->msix_cap || first == MAGIC || first == SECTION_MAGIC || first == DIRECTORY_MAGIC;
 }
 
+static void region_silence(struct region *r)
+{
+	unsigned int i;
+
+	for (i = 0; i < r->vector_count; i++) {
+		/* Which ends the handler and its pause. */
+		disable_irq(r->vectors[i].irq);
+		if (hrtimer_cancel(&r->vectors[i].pause))
+			enable_irq(r->vectors[i].irq);
+		free_irq(r->vectors[i].irq, &r->vectors[i]);
+	}
+	pci_free_irq_vectors(r->device);
+}
+
 static int region_vectors(struct region *r)
 {
 	unsigned int i;
@@ -1950,28 +2024,14 @@ static int region_vectors(struct region *r)
 		v->irq = pci_irq_vector(r->device, i);
 		error = request_irq(v->irq, vector_interrupt, 0, r->name, v);
 		if (error) {
-			while (i--)
-				free_irq(r->vectors[i].irq, &r->vectors[i]);
-			pci_free_irq_vectors(r->device);
+			r->vector_count = i;
+			region_silence(r);
+			r->vector_count = 0;
 			return error;
 		}
 	}
 	r->vector_count = count;
 	return 0;
-}
-
-static void region_silence(struct region *r)
-{
-	unsigned int i;
-
-	for (i = 0; i < r->vector_count; i++) {
-		/* Which ends the handler and its pause. */
-		disable_irq(r->vectors[i].irq);
-		if (hrtimer_cancel(&r->vectors[i].pause))
-			enable_irq(r->vectors[i].irq);
-		free_irq(r->vectors[i].irq, &r->vectors[i]);
-	}
-	pci_free_irq_vectors(r->device);
 }
 
 static struct region *region_make(struct pci_dev *device)

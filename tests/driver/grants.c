@@ -594,6 +594,38 @@ static void kept(void)
 	OK(set_pool(other, 0, 0, 0));
 }
 
+/* What a process has from a parent that is gone counts for nobody once the agent has seen that. */
+static void orphans(void)
+{
+	int fd = granter(OWNER, 64), status, ready[2], hold[2];
+	static struct isthmus_page results[8];
+	char byte;
+
+	OK(pipe(ready));
+	OK(pipe(hold));
+	pid_t pid = (pid_t)OK(fork());
+	if (pid == 0) {
+		grant_all(granter(OWNER + 1, 8), written(8), 8, results);
+		if (OK(fork()) == 0) {
+			close(hold[1]);
+			CHECK(write(ready[1], "", 1) == 1);
+			CHECK(read(hold[0], &byte, 1) == 0);
+		}
+		_exit(0);
+	}
+	OK(waitpid(pid, &status, 0));
+	CHECK(status == 0 && read(ready[0], &byte, 1) == 1 && granted_pages(fd) == 8);
+	int next = granter(OWNER + 1, 8);
+	volatile unsigned char *more = written(8);
+	CHECK(OK(grant(next, more, 8, results)) == 0 && results[0].why == ISTHMUS_LIMIT);
+	OK(ioctl(fd, ISTHMUS_SETTLE, OWNER + 1));
+	grant_all(next, more, 8, results);
+	CHECK(granted_pages(fd) == 16 && stands(&results[7]));
+	close(hold[1]);
+	wait_for_granted(fd, 8);
+	CHECK(stands(&results[0]));
+}
+
 /* Memory that is not granted, by kind. */
 static void kinds(void)
 {
@@ -1150,7 +1182,7 @@ int main(int count, char **words)
 	static const struct {
 		const char *name;
 		void (*run)(void);
-	} all[] = {{"place", place}, {"calls", calls}, {"contents", contents}, {"changes", changes}, {"forks", forks}, {"kept", kept}, {"kinds", kinds},
+	} all[] = {{"place", place}, {"calls", calls}, {"contents", contents}, {"changes", changes}, {"forks", forks}, {"kept", kept}, {"orphans", orphans}, {"kinds", kinds},
 		   {"pins", pins}, {"descriptors", descriptors}, {"threads", threads}, {"stale", stale}, {"group", group}, {"fuzz", fuzz}, {"gone", gone}};
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
