@@ -99,13 +99,17 @@ struct pooled {
 	u32 next;
 	/* The descriptor that keeps it, by which it is pinned; NULL if none does. */
 	struct client *keeper;
+	/* Number of the page of its process where it was kept. */
+	unsigned long kept_at;
 };
 #define NO_PAGE U32_MAX
 /* Of pages whose keeper is closed. */
 #define NO_KEEPER ((struct client *)ERR_PTR(-ENOENT))
 #define OWNER_BITS 24
-/* Who has the pages of owners that are gone. */
-#define NOBODY (ISTHMUS_OWNERS + 1)
+#define NOBODY ISTHMUS_NOBODY
+/* How often, at most every ms, another process's memory is tried to be locked: once in a while to drain the pool, and at a close. */
+#define DRAIN_TRIES 100
+#define CLOSE_TRIES 5000
 
 /* The pages that processes grant. */
 struct pool {
@@ -800,6 +804,22 @@ static bool is_kept(struct client *c, void *entry)
 	return is_it;
 }
 
+/* The same of a page that was kept at this very address: what is noted elsewhere may be of a time before it was moved. */
+static bool is_kept_at(struct client *c, void *entry, unsigned long index)
+{
+	struct pool *pool = &c->region->pool;
+	u32 number = xa_to_value(entry);
+	unsigned long flags;
+	bool is_it;
+
+	if (!entry)
+		return false;
+	spin_lock_irqsave(&pool->lock, flags);
+	is_it = number < pool->count && pool->pages[number].keeper == c && pool->pages[number].kept_at == index;
+	spin_unlock_irqrestore(&pool->lock, flags);
+	return is_it;
+}
+
 /* Called with at_lock: these addresses get other pages, or none; those that are kept, perhaps not. */
 static void pages_change(struct client *c, unsigned long start, unsigned long end, bool but_kept)
 {
@@ -810,7 +830,7 @@ static void pages_change(struct client *c, unsigned long start, unsigned long en
 	xa_for_each_range(&c->granted_at, index, entry, start >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT) {
 		u32 number = xa_to_value(entry);
 
-		if (but_kept && is_kept(c, entry))
+		if (but_kept && is_kept_at(c, entry, index))
 			continue;
 		xa_erase(&c->granted_at, index);
 		spin_lock_irqsave(&pool->lock, flags);
@@ -949,7 +969,7 @@ static u32 grant_note(struct client *c, unsigned long address, u32 count, struct
 		bool is_noted;
 
 		/* A page that is kept cannot be moved, and is where it was. */
-		if (result->why == ISTHMUS_BUSY && is_kept(c, xa_load(&c->granted_at, index))) {
+		if (result->why == ISTHMUS_BUSY && is_kept_at(c, xa_load(&c->granted_at, index), index)) {
 			entry = xa_load(&c->granted_at, index);
 			*result = (struct isthmus_page){ .page = xa_to_value(entry), .why = ISTHMUS_GRANTED };
 		}
@@ -1191,6 +1211,8 @@ static bool keep_page(struct client *c, unsigned long address, const struct isth
 		is_new = true;
 	}
 	is_right = is_right && pool->pages[result->page].keeper == c;
+	if (is_right)
+		pool->pages[result->page].kept_at = address >> PAGE_SHIFT;
 	spin_unlock_irq(&pool->lock);
 	up_read(&r->lock);
 	if (!is_new)
@@ -1223,7 +1245,9 @@ static long revoke_next(struct client *c, struct mm_struct *mm, unsigned long ad
 	long revoked = 0;
 
 	for (i = 0; i < *count; i++) {
-		if (!is_kept(c, xa_load(&c->granted_at, (address >> PAGE_SHIFT) + i)))
+		unsigned long index = (address >> PAGE_SHIFT) + i;
+
+		if (!is_kept_at(c, xa_load(&c->granted_at, index), index))
 			continue;
 		*count = max(i, 1ul);
 		if (!i)
@@ -1362,24 +1386,27 @@ static long client_settle(struct client *c, unsigned long owner)
 	return 0;
 }
 
-/* The lock of a process's memory, which a thread may hold for as long as it waits for a file system; gives whether it was had. */
-static bool mm_lock_soon(struct mm_struct *mm)
+/*
+ * The lock of a process's memory, which a thread may hold for as long as it waits for a file system: so many tries, of which those that
+ * fail are used up. Gives whether it was had.
+ */
+static bool mm_lock_within(struct mm_struct *mm, unsigned int *tries)
 {
-	unsigned int i;
-
-	for (i = 0; i < 100; i++) {
+	for (;;) {
 		if (mmap_read_trylock(mm))
 			return true;
+		if (!*tries || fatal_signal_pending(current))
+			return false;
+		--*tries;
 		usleep_range(500, 1000);
 	}
-	return false;
 }
 
 /*
  * Moves back what was granted by a descriptor and is where it was granted. The pool stays as long as there is any such page, so nothing
  * else is held.
  */
-static void pages_evict(struct client *c)
+static void pages_evict(struct client *c, unsigned int tries)
 {
 	struct mm_struct *mm = c->notifier.mm;
 	unsigned long index = 0;
@@ -1397,12 +1424,12 @@ static void pages_evict(struct client *c)
 		for (count = 1; count < most && xa_load(&c->granted_at, index + count);)
 			count++;
 		/* Otherwise they are moved when this is called again, or freed by their process. */
-		if (!mm_lock_soon(mm))
-			break;
-		vma = area_at(mm, address, &count);
-		if (vma && has_private_pages(vma))
-			revoke_chunk(c->region, vma, address, count);
-		mmap_read_unlock(mm);
+		if (mm_lock_within(mm, &tries)) {
+			vma = area_at(mm, address, &count);
+			if (vma && has_private_pages(vma))
+				revoke_chunk(c->region, vma, address, count);
+			mmap_read_unlock(mm);
+		}
 		index += count;
 		cond_resched();
 	}
@@ -1421,7 +1448,7 @@ static void pages_end(struct client *c)
 	mutex_lock(&r->clients_lock);
 	list_del(&c->others);
 	mutex_unlock(&r->clients_lock);
-	pages_evict(c);
+	pages_evict(c, CLOSE_TRIES);
 	/* What is left is not looked after any more: nobody believes it from now on, before an address has another page. */
 	spin_lock(&c->at_lock);
 	pages_change(c, 0, ULONG_MAX, false);
@@ -1448,10 +1475,11 @@ static void pages_end(struct client *c)
 static void mm_evict(struct region *r, struct mm_struct *mm, const u32 *numbers, u32 count)
 {
 	struct vm_area_struct *vma;
+	unsigned int tries = DRAIN_TRIES;
 	u32 i;
 
 	VMA_ITERATOR(vmi, mm, 0);
-	if (!mm_lock_soon(mm))
+	if (!mm_lock_within(mm, &tries))
 		return;
 	for_each_vma(vmi, vma) {
 		if (!vma->anon_vma || !has_private_pages(vma))
@@ -1525,7 +1553,7 @@ static void pool_evict(struct region *r)
 
 	mutex_lock(&r->clients_lock);
 	list_for_each_entry(c, &r->clients, others)
-		pages_evict(c);
+		pages_evict(c, DRAIN_TRIES);
 	mutex_unlock(&r->clients_lock);
 	if (!pool_is_used(&r->pool))
 		return;
@@ -1574,7 +1602,7 @@ static void pool_drain(struct region *r)
 		schedule_timeout_idle(pause);
 		pause = min_t(unsigned long, 2 * pause, HZ);
 		if (!is_told && time_after(jiffies, begun + 10 * HZ)) {
-			dev_warn(&r->device->dev, "unplugging waits for granted pages that a process has pinned\n");
+			dev_warn(&r->device->dev, "unplugging waits for granted pages that cannot be moved: pinned, or there is no memory for them\n");
 			is_told = true;
 		}
 	}

@@ -58,6 +58,8 @@ struct isthmus_allow {
 	__u32 pages; /* most pages that are granted by this owner at once */
 };
 #define ISTHMUS_OWNERS 16384u
+/* Whom the grant table names for pages of an owner that is gone, and that others have still, as forked processes do. */
+#define ISTHMUS_NOBODY (ISTHMUS_OWNERS + 1)
 
 /*
  * The pool of pages that processes grant, and the grant table: a word for each page of the pool, from the first on, written by the

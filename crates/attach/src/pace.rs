@@ -13,7 +13,7 @@ const OWN: Rate = (16, Duration::from_millis(5));
 /// Rings for the deaths that a VM reports, each of which wakes all other systems.
 const OF_VM: Rate = (32, Duration::from_millis(25));
 /// Rounds of all services that a VM asks for.
-const ROUNDS: Rate = (256, Duration::from_millis(20));
+const ROUNDS: Rate = (256, Duration::from_millis(10));
 
 /// Decides each time whether to do it at once.
 #[derive(Debug)]

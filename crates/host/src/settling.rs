@@ -21,8 +21,8 @@ const MOST_OF_VM: usize = 64;
 /// What is called at the end of a round.
 pub(crate) type Then = Box<dyn FnOnce() + Send>;
 
-/// Who has asked for a round: a VM's agent may ask again, with its number.
-pub(crate) type Origin = Option<(u32, u32)>;
+/// Who has asked for a round: a VM's agent, with some numbers, by which it may ask again.
+pub(crate) type Origin = Option<(u32, BTreeSet<u32>)>;
 
 struct Round {
     number: u32,
@@ -52,7 +52,7 @@ pub(crate) struct Rounds(Arc<Mutex<State>>);
 pub(crate) enum Begun {
     /// It has this number. If so said, the clock has to be looked at.
     Round(u32, bool),
-    /// Its asker has asked for it already, or for too many.
+    /// Its asker has asked for all of it already, or for too many, which it asks for again.
     Known,
     /// Nobody is waited for.
     Over(Then),
@@ -77,12 +77,14 @@ impl Rounds {
     /// Begins a round of these peers, each of which is then to be asked, the silent ones as well.
     pub(crate) fn begin(&self, origin: Origin, peers: &BTreeSet<u32>, now: Instant, then: Then) -> Begun {
         let mut state = self.state();
-        if origin.is_some() && state.rounds.iter().any(|round| round.origin == origin) {
-            return Begun::Known;
-        }
-        let is_of = |vm: u32| move |round: &&Round| round.origin.is_some_and(|(by, _)| by == vm);
-        if origin.is_some_and(|(vm, _)| state.rounds.iter().filter(is_of(vm)).count() >= MOST_OF_VM) {
-            return Begun::Known;
+        if let Some((vm, asked)) = &origin {
+            let own =
+                state.rounds.iter().filter_map(|round| round.origin.as_ref().filter(|(by, _)| by == vm));
+            let own: Vec<_> = own.map(|(_, numbers)| numbers).collect();
+            let is_known = asked.iter().all(|number| own.iter().any(|numbers| numbers.contains(number)));
+            if is_known || own.len() >= MOST_OF_VM {
+                return Begun::Known;
+            }
         }
         let missing: BTreeSet<u32> = peers.difference(&state.silent).copied().collect();
         if missing.is_empty() || state.rounds.len() >= MOST {
@@ -203,15 +205,22 @@ mod tests {
         let (_other, _said) = begin(&rounds, &[1, 2], now);
         assert_eq!(rounds.lost(1).len(), 1);
         assert_eq!(rounds.lost(2).len(), 1);
-        let ask = || rounds.begin(Some((3, 7)), &BTreeSet::from([1]), now, Box::new(|| ()));
-        assert!(matches!(ask(), Begun::Round(..)));
-        assert!(matches!(ask(), Begun::Known));
+        let ask = |numbers: &[u32]| {
+            let origin = Some((3, numbers.iter().copied().collect()));
+            rounds.begin(origin, &BTreeSet::from([1]), now, Box::new(|| ()))
+        };
+        assert!(matches!(ask(&[7]), Begun::Round(..)));
+        assert!(matches!(ask(&[7]), Begun::Known));
+        // What comes with it is not lost.
+        assert!(matches!(ask(&[7, 8]), Begun::Round(..)));
+        assert!(matches!(ask(&[8]), Begun::Known) && matches!(ask(&[7, 8]), Begun::Known));
     }
 
     #[test]
     fn a_vm_that_asks_for_ever_more_takes_no_others_rounds() {
         let (rounds, now, peers) = (Rounds::default(), Instant::now(), BTreeSet::from([1]));
-        let ask = |vm, number| rounds.begin(Some((vm, number)), &peers, now, Box::new(|| ()));
+        let ask =
+            |vm, number| rounds.begin(Some((vm, BTreeSet::from([number]))), &peers, now, Box::new(|| ()));
         let begun = (0..2000).filter(|number| matches!(ask(3, *number), Begun::Round(..))).count();
         assert_eq!(begun, MOST_OF_VM);
         assert!(matches!(ask(4, 1), Begun::Round(..)));

@@ -428,10 +428,10 @@ impl Link {
     fn begin_round(&mut self, router: &Router) {
         let member = router.ports().member(self.key);
         let numbers = std::mem::take(&mut self.asked);
-        let (Some(member), Some(first)) = (member, numbers.first().copied()) else { return };
-        let back = router.clone();
-        let then = move || numbers.iter().for_each(|number| back.send(member, &ring::settled(*number)));
-        router.settle(member, Some((member, first)), Box::new(then));
+        let Some(member) = member.filter(|_| !numbers.is_empty()) else { return };
+        let (back, asked) = (router.clone(), numbers.clone());
+        let then = move || asked.iter().for_each(|number| back.send(member, &ring::settled(*number)));
+        router.settle(member, Some((member, numbers)), Box::new(then));
     }
 }
 

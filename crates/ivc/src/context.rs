@@ -132,7 +132,7 @@ impl Context {
         config.check()?;
         let failed = region("take memory for a context");
         let section = member.section();
-        let (lender, table) = Lender::new(member).map_err(&failed)?;
+        let (mut lender, table) = Lender::new(member).map_err(&failed)?;
         let block_at = member.take(block::BYTES).map_err(&failed)?;
         section.zero("block", block_at, block::BYTES).map_err(&failed)?;
         let block = section.line("block", block_at).map_err(&failed)?;
@@ -143,13 +143,17 @@ impl Context {
             facts.words[word].put(value);
         }
         section.word("block", block_at + block::REGISTRATIONS).map_err(&failed)?.put(table);
-        let (local, incarnation) = member.service().open_endpoint(block_at).map_err(|source| {
-            // A service that has not answered may publish it yet: then the block must serve nothing else.
-            if matches!(source, isthmus_region::Error::Full { .. }) {
-                member.give(block_at, block::BYTES);
+        let (local, incarnation) = match member.service().open_endpoint(block_at) {
+            Ok(opened) => opened,
+            Err(source) => {
+                // A service that has not answered may publish it yet: then its memory must serve nothing else.
+                match source {
+                    isthmus_region::Error::Full { .. } => member.give(block_at, block::BYTES),
+                    _ => lender.leave(None),
+                }
+                return Err(Error::Region { action: "publish a context", source });
             }
-            Error::Region { action: "publish a context", source }
-        })?;
+        };
         let slot = member.region().shape().slot(member.peer(), local);
         let found = region("find a context's record");
         let shared = Arc::new(Shared {

@@ -281,6 +281,7 @@ pub(crate) fn find(member: &Arc<Member>, start: u64, len: u64) -> Option<u64> {
 
 /// The same for a message, which need not be found: none, too, while another thread has the lock, which may ask the service, or fork.
 pub(crate) fn find_now(member: &Arc<Member>, start: u64, len: u64) -> Option<u64> {
+    let _blocked = signals::Blocked::new();
     at_once(HEAP.try_lock())?.find(member, start, len)
 }
 

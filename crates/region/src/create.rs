@@ -166,13 +166,15 @@ fn fill(fd: &OwnedFd, bytes: u64) -> Result<()> {
         return Ok(());
     }
     use std::os::unix::process::ExitStatusExt;
+    if output.status.signal().is_some_and(|signal| signal != KILL) {
+        // As a key at the terminal sends it to all of them.
+        return Err(Error::Memory { action: "fill", bytes, source: Errno::INTR });
+    }
     Err(unknown(match output.status.signal() {
-        Some(KILL) => {
+        Some(_) => {
             "the kernel killed the process that filled it: the memory control group or the machine is full"
                 .into()
         }
-        // As a key at the terminal sends it to all of them.
-        Some(signal) => format!("the process that filled it was ended by signal {signal}"),
         None => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
     }))
 }

@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, HashMap};
 use isthmus_lockfree::life::unchanged;
 
 use crate::error::Result;
-use crate::format::EXTENT_UNIT;
 use crate::format::directory;
+use crate::format::{EXTENT_UNIT, MAX_ENDPOINTS};
 use crate::local::LocalBuf;
 use crate::mapping::PeerSection;
 use crate::member::Member;
@@ -25,6 +25,9 @@ const LOW: u64 = 0xff_ffff;
 pub fn table_bytes(pages_bytes: u64) -> u64 {
     (pages_bytes / PAGE * 8).next_multiple_of(EXTENT_UNIT)
 }
+
+/// The area that the grant table names for pages whose process is gone and that another one has still: there is none of this number.
+pub const NOBODY: u32 = MAX_ENDPOINTS;
 
 /// What the grant table calls the process of an area.
 pub fn owner(area: u32) -> u64 {

@@ -56,6 +56,11 @@ pub(crate) fn leave_signals_to_front() {
     }
 }
 
+/// Whether this process's session has a terminal, whose keys stop its processes. A batch system stops them in another way, and continues them.
+pub(crate) fn is_at_one() -> bool {
+    std::fs::File::open("/dev/tty").is_ok()
+}
+
 /// Whether another process can continue this process group if it stops: a parent of one of its processes that is of another group in
 /// the same session, as a shell with job control is. The kernel stops no others by a key, either.
 pub(crate) fn has_job_control() -> bool {
@@ -64,7 +69,9 @@ pub(crate) fn has_job_control() -> bool {
     let with = |pid: i32| all.iter().find(|process| process.pid == pid);
     let Some(own) = with(me) else { return false };
     let is_shell = |other: &Process| other.session == own.session && other.group != own.group;
-    all.iter().any(|process| process.group == own.group && with(process.parent).is_some_and(is_shell))
+    // Who has started a session that cannot be seen from here is another one's child.
+    own.session == 0
+        || all.iter().any(|process| process.group == own.group && with(process.parent).is_some_and(is_shell))
 }
 
 /// Whether a read of standard input would stop this process group.

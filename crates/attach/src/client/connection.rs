@@ -84,9 +84,9 @@ impl Connection {
         deadline: Instant,
     ) -> Result<(Reply, Vec<OwnedFd>)> {
         if let Request::Grow { bytes } = request
-            && let Some(at) = self.spare.iter().position(|extent| extent.bytes >= *bytes)
+            && let Some(extent) = self.take_spare(*bytes)
         {
-            return Ok((Reply::Extent(self.spare.swap_remove(at)), Vec::new()));
+            return Ok((Reply::Extent(extent), Vec::new()));
         }
         self.send(request, fd)?;
         let answer = self.receive(self.sequence, deadline);
@@ -98,6 +98,14 @@ impl Connection {
             let _ = self.close_one();
         }
         answer
+    }
+
+    /// The smallest spare memory of so many bytes, or up to twice as many: what is much larger is for one that asks for as much again.
+    fn take_spare(&mut self, bytes: u64) -> Option<Extent> {
+        let fits = |extent: &&Extent| (bytes..=bytes.saturating_mul(2)).contains(&extent.bytes);
+        let found = *self.spare.iter().filter(fits).min_by_key(|extent| extent.bytes)?;
+        self.spare.retain(|extent| extent.offset != found.offset);
+        Some(found)
     }
 
     /// As [`Connection::ask`], about a named object. The service takes one such request at a time, so one that was
@@ -281,8 +289,9 @@ pub(super) mod tests {
             slow.answer(slow.request().0, &Reply::Extent(more));
             assert_eq!(next.join().unwrap(), Reply::Extent(more));
         });
+        assert_eq!(connection.take_spare(100), None, "much larger");
         // Without a request.
-        assert_eq!(connection.ask(&grow(100), None).unwrap().0, Reply::Extent(late));
+        assert_eq!(connection.ask(&grow(4000), None).unwrap().0, Reply::Extent(late));
         assert!(connection.spare.is_empty() && connection.grows.is_empty());
     }
 

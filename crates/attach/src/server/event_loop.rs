@@ -1,6 +1,6 @@
 //! The server's thread: waits for clients, orders and deaths; accepts connections; takes back the areas of the dead.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -52,6 +52,8 @@ pub(super) struct Loop {
     unwatched_until: Option<Instant>,
     /// Of the rings for deaths.
     pace: Pace,
+    /// Clients that are not heard for now ([`Loop::let_go_on`]).
+    pub(super) held_up: BTreeSet<u64>,
     /// Until when it looks for frames without sleeping.
     pub(super) awake_until: Option<Instant>,
     /// Whether all that was said by now is being heard.
@@ -94,6 +96,7 @@ impl Loop {
             next: FIRST_CLIENT,
             unwatched_until: None,
             pace: Pace::of_own_deaths(Instant::now()),
+            held_up: BTreeSet::new(),
             awake_until: None,
             is_settling: false,
         })
@@ -131,6 +134,9 @@ impl Loop {
                 }
             }
             self.sweep();
+            if !self.held_up.is_empty() {
+                self.let_go_on();
+            }
             if self.pace.is_due(Instant::now()) {
                 self.ring_now();
             }
@@ -150,7 +156,8 @@ impl Loop {
             || self.clients.values().any(|c| c.attached.is_none())
             || self.writer.held().iter().any(|area| !self.lingering.contains_key(area));
         let tick = hurry.then_some(Duration::from_millis(250));
-        tick.into_iter().chain(self.pace.due_in(Instant::now())).min()
+        let held_up = (!self.held_up.is_empty()).then_some(Duration::from_millis(10));
+        tick.into_iter().chain(held_up).chain(self.pace.due_in(Instant::now())).min()
     }
 
     /// Calls the observer.

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use isthmus_region::format::GlobalSlot;
 use isthmus_region::gate_bits as gate;
+use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
@@ -22,8 +23,9 @@ type NewBell = (OwnedFd, OwnedFd);
 
 /// Most bells for places of the region that one process may have.
 const MOST_WATCHES: usize = 256;
-/// What a process may have said about named objects, without waiting for an answer, that was not passed on yet.
-const MOST_UNTOLD: usize = 4096;
+/// What a process may have said about named objects, without waiting for an answer, that was not passed on yet: beyond it, it is not
+/// heard until half of that is.
+const MOST_UNTOLD: usize = 256;
 
 impl Loop {
     /// Carries out a request and replies, if it has a reply.
@@ -160,6 +162,33 @@ impl Loop {
         self.awake_until = Some(Instant::now() + AWAKE);
     }
 
+    /// Does not hear a client for now.
+    fn hold_up(&mut self, key: u64) {
+        if let Some(client) = self.clients.get(&key)
+            && self.held_up.insert(key)
+        {
+            let _ = epoll::delete(&self.epoll, &client.socket);
+        }
+    }
+
+    /// Hears those again that have waited long enough.
+    pub(super) fn let_go_on(&mut self) {
+        for key in self.held_up.iter().copied().collect::<Vec<_>>() {
+            let client = self.clients.get(&key);
+            let untold =
+                client.and_then(|c| c.attached.as_ref()).map_or(0, |attached| attached.untold.count());
+            if untold > MOST_UNTOLD / 2 {
+                continue;
+            }
+            self.held_up.remove(&key);
+            if let Some(client) = client
+                && self.watch(&client.socket, key).is_err()
+            {
+                self.end(key, Ending::Dropped);
+            }
+        }
+    }
+
     /// Passes on what a process says of a named object without waiting for an answer.
     fn tell_of_object(&mut self, key: u64, request: Request) {
         let asker = self
@@ -168,9 +197,9 @@ impl Loop {
             .and_then(|c| Some(Asker { party: c.attached.as_ref()?.party, user: (c.who.uid, c.gid) }));
         let untold = self.clients.get(&key).and_then(|c| Some(c.attached.as_ref()?.untold.clone()));
         let Some(untold) = untold else { return };
-        // Others' requests wait behind them, and an agent has no more memory than its VM.
+        // Others' requests wait behind them, and an agent has no more memory than its VM. So no more is heard of it meanwhile.
         if untold.count() > MOST_UNTOLD {
-            return self.end(key, Ending::Dropped);
+            self.hold_up(key);
         }
         if let (Some(asker), Some(names)) = (asker, &mut self.config.names) {
             let _ = names.ask(asker, request, Answer(To::Nobody(untold)));

@@ -118,6 +118,7 @@ impl Walk<'_> {
             member.pages_granted += PAGE;
             match member.processes.binary_search_by_key(&area, |process| process.area) {
                 Ok(process) => member.processes[process].pages_granted += PAGE,
+                Err(_) if area == grants::NOBODY => {}
                 Err(_) if area >= shape.endpoints => beyond = beyond.or(Some((at, area))),
                 Err(_) => {}
             }
