@@ -223,7 +223,12 @@ fn accepting_an_offer_that_is_given_up_gives_an_ended_channel() {
     let (a, b) = (world.context(1), world.context(2));
     let member = world.member();
     let rings = || (0..2).map(|local| member.own().wake_line(local).unwrap().words[0].get()).sum::<u64>();
-    for asleep in [false, true] {
+    // On a busy machine a reader may be late to sleep, and finds the end before.
+    let mut was_rung = false;
+    for asleep in std::iter::once(false).chain([true; 50]) {
+        if was_rung {
+            break;
+        }
         let connecting = a.begin_connect(b.address()).unwrap();
         let there = b.accept(SOON).unwrap();
         let before = rings();
@@ -241,9 +246,11 @@ fn accepting_an_offer_that_is_given_up_gives_an_ended_channel() {
             assert!(matches!(end, Err(Error::End { .. })), "{end:?}");
         });
         // A sleeper is rung: it does not only find the end when its sleep is over.
-        assert_eq!(rings() > before, asleep);
+        was_rung = rings() > before;
+        assert!(asleep || !was_rung);
         assert!(matches!(there.write(b"x"), Err(Error::Closed { .. })));
     }
+    assert!(was_rung);
 }
 
 #[test]
