@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
+use signal_hook::consts::{SIGCONT, SIGTSTP};
 
 use super::launcher::Launcher;
 use super::{Event, Run, ends, with_console};
@@ -24,6 +25,9 @@ const VM_NEWS: Duration = Duration::from_millis(300);
 const DAEMON_GRACE: Duration = Duration::from_secs(2);
 /// How long the VMs may take to list the files that vanish with them.
 const CHANGES_LIMIT: Duration = Duration::from_secs(5);
+/// How long a launcher has to stop its processes before it hears that they are to go on: signals of two kinds that wait for it come in
+/// any order.
+const STOPPING: Duration = Duration::from_millis(300);
 /// How often adopted orphans are reaped.
 const ORPHANS_EVERY: Duration = Duration::from_secs(5);
 
@@ -54,12 +58,21 @@ impl Run<'_> {
             }
         });
         let mut daemons = Daemons::default();
+        let mut stopped: Option<Instant> = None;
         loop {
             match self.next(self.deadline) {
                 Ok(Event::Signal(signal)) => {
                     if ends(signal) {
                         daemons.asked.get_or_insert(signal);
                         mapped.scan();
+                    }
+                    match signal {
+                        SIGTSTP => stopped = Some(Instant::now()),
+                        SIGCONT => {
+                            let rest = stopped.take().map(|at| STOPPING.saturating_sub(at.elapsed()));
+                            thread::sleep(rest.unwrap_or_default());
+                        }
+                        _ => {}
                     }
                     launcher.signal(signal);
                 }
