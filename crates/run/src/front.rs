@@ -191,7 +191,7 @@ fn follow(
                     SIGTERM | SIGHUP if ending => continue,
                     SIGTERM | SIGHUP => ending = true,
                     // Nobody would continue it.
-                    SIGTSTP if terminal::is_at_one() && !terminal::has_job_control() => continue,
+                    SIGTSTP if terminal::has_terminal() && !terminal::has_job_control() => continue,
                     _ => {}
                 }
                 let _ = pass::send(job, &ToJob::Signal(signal), &[]);

@@ -57,7 +57,7 @@ pub(crate) fn leave_signals_to_front() {
 }
 
 /// Whether this process's session has a terminal, whose keys stop its processes. A batch system stops them in another way, and continues them.
-pub(crate) fn is_at_one() -> bool {
+pub(crate) fn has_terminal() -> bool {
     std::fs::File::open("/dev/tty").is_ok()
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn has_job_control() -> bool {
     let with = |pid: i32| all.iter().find(|process| process.pid == pid);
     let Some(own) = with(me) else { return false };
     let is_shell = |other: &Process| other.session == own.session && other.group != own.group;
-    // Who has started a session that cannot be seen from here is another one's child.
+    // A session that began outside of this PID namespace: whoever can continue it is there, too.
     own.session == 0
         || all.iter().any(|process| process.group == own.group && with(process.parent).is_some_and(is_shell))
 }
