@@ -106,6 +106,8 @@ struct pooled {
 /* Of pages whose keeper is closed. */
 #define NO_KEEPER ((struct client *)ERR_PTR(-ENOENT))
 #define OWNER_BITS 24
+/* No number of a page of a process. */
+#define ANYWHERE ULONG_MAX
 #define NOBODY ISTHMUS_NOBODY
 /* How often, at most every ms, another process's memory is tried to be locked: once in a while to drain the pool, and at a close. */
 #define DRAIN_TRIES 100
@@ -787,8 +789,11 @@ static void pool_orphan(struct region *r, u32 owner)
 
 /* ---- Granted pages ---- */
 
-/* Whether a page that is noted at an address is kept by this descriptor. */
-static bool is_kept(struct client *c, void *entry)
+/*
+ * Whether a page is kept by this descriptor, and was kept at this very address if that is given: what is noted elsewhere may be of a time
+ * before the page was moved.
+ */
+static bool is_kept(struct client *c, void *entry, unsigned long index)
 {
 	struct pool *pool = &c->region->pool;
 	u32 number = xa_to_value(entry);
@@ -799,23 +804,7 @@ static bool is_kept(struct client *c, void *entry)
 		return false;
 	spin_lock_irqsave(&pool->lock, flags);
 	/* The pool may be another by now. */
-	is_it = number < pool->count && pool->pages[number].keeper == c;
-	spin_unlock_irqrestore(&pool->lock, flags);
-	return is_it;
-}
-
-/* The same of a page that was kept at this very address: what is noted elsewhere may be of a time before it was moved. */
-static bool is_kept_at(struct client *c, void *entry, unsigned long index)
-{
-	struct pool *pool = &c->region->pool;
-	u32 number = xa_to_value(entry);
-	unsigned long flags;
-	bool is_it;
-
-	if (!entry)
-		return false;
-	spin_lock_irqsave(&pool->lock, flags);
-	is_it = number < pool->count && pool->pages[number].keeper == c && pool->pages[number].kept_at == index;
+	is_it = number < pool->count && pool->pages[number].keeper == c && (index == ANYWHERE || pool->pages[number].kept_at == index);
 	spin_unlock_irqrestore(&pool->lock, flags);
 	return is_it;
 }
@@ -830,7 +819,7 @@ static void pages_change(struct client *c, unsigned long start, unsigned long en
 	xa_for_each_range(&c->granted_at, index, entry, start >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT) {
 		u32 number = xa_to_value(entry);
 
-		if (but_kept && is_kept_at(c, entry, index))
+		if (but_kept && is_kept(c, entry, index))
 			continue;
 		xa_erase(&c->granted_at, index);
 		spin_lock_irqsave(&pool->lock, flags);
@@ -969,7 +958,7 @@ static u32 grant_note(struct client *c, unsigned long address, u32 count, struct
 		bool is_noted;
 
 		/* A page that is kept cannot be moved, and is where it was. */
-		if (result->why == ISTHMUS_BUSY && is_kept_at(c, xa_load(&c->granted_at, index), index)) {
+		if (result->why == ISTHMUS_BUSY && is_kept(c, xa_load(&c->granted_at, index), index)) {
 			entry = xa_load(&c->granted_at, index);
 			*result = (struct isthmus_page){ .page = xa_to_value(entry), .why = ISTHMUS_GRANTED };
 		}
@@ -1176,7 +1165,7 @@ static u32 renew_chunk(struct client *c, unsigned long address, u32 count, struc
 		if (!r->is_gone && is_zone_device_page(page) && page_pgmap(page) == &r->pagemaps[1]) {
 			u32 number = pool_number(r, page);
 
-			if (is_kept(c, xa_mk_value(number))) {
+			if (is_kept(c, xa_mk_value(number), ANYWHERE)) {
 				results[i] = (struct isthmus_page){ .page = number, .why = ISTHMUS_GRANTED };
 				granted += grant_note(c, address + i * PAGE_SIZE, 1, &results[i]);
 			}
@@ -1247,7 +1236,7 @@ static long revoke_next(struct client *c, struct mm_struct *mm, unsigned long ad
 	for (i = 0; i < *count; i++) {
 		unsigned long index = (address >> PAGE_SHIFT) + i;
 
-		if (!is_kept_at(c, xa_load(&c->granted_at, index), index))
+		if (!is_kept(c, xa_load(&c->granted_at, index), index))
 			continue;
 		*count = max(i, 1ul);
 		if (!i)
