@@ -2,6 +2,7 @@
 
 use std::os::unix::ffi::OsStrExt;
 
+use isthmus_region::text::quoted;
 use isthmus_run::{libraries, mpi};
 
 use crate::run::YesNo;
@@ -51,7 +52,9 @@ impl Args {
     }
 
     fn print(&self) -> isthmus_run::Result<()> {
-        let export = |name: &str, value: &[u8]| isthmus_region::say!("export {name}={}", quoted(value));
+        let export = |name: &str, value: &[u8]| {
+            isthmus_region::say!("export {name}={}", quoted(&String::from_utf8_lossy(value)))
+        };
         let mut wanted = Vec::new();
         if self.alloc > 0 {
             wanted.push(libraries::alloc()?);
@@ -88,28 +91,5 @@ impl Args {
             export(&name.to_string_lossy(), value.as_bytes());
         }
         Ok(())
-    }
-}
-
-/// `value` as one word for a shell.
-fn quoted(value: &[u8]) -> String {
-    let text = String::from_utf8_lossy(value);
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-,:=@+".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
-        text.into_owned()
-    } else {
-        format!("'{}'", text.replace('\'', r"'\''"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::quoted;
-
-    #[test]
-    fn a_shell_reads_back_what_was_quoted() {
-        assert_eq!(quoted(b"/a/b-c.d"), "/a/b-c.d");
-        assert_eq!(quoted(b"^tcp"), "'^tcp'");
-        assert_eq!(quoted(b"it's"), r"'it'\''s'");
     }
 }

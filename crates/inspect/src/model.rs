@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use isthmus_region::counters::{Counter, LaneCounter, LaneTotals, Totals};
 use isthmus_region::life::{Life, State};
+use isthmus_region::text::printable;
 use serde::{Serialize, Serializer};
 
 /// A region at one moment, or nearly: members write while it is read.
@@ -465,14 +466,6 @@ impl Member {
     }
 }
 
-/// A foreign text, for a terminal or a log: characters that are not displayed as themselves, or that change how others are
-/// displayed, such as control characters and those that change the direction of writing, become `?`.
-pub fn printable(text: &str) -> String {
-    // Outside of ASCII, exactly these are escaped.
-    let shows = |c: char| if c.is_ascii() { !c.is_ascii_control() } else { c.escape_debug().len() == 1 };
-    text.chars().map(|c| if shows(c) { c } else { '?' }).collect()
-}
-
 /// Text that is padded with zeros, printable, and how many bytes it has, if it is UTF-8 with nothing else behind it.
 pub fn padded(bytes: &[u8]) -> (String, Option<usize>) {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
@@ -528,15 +521,4 @@ pub const SHOWN: [(Counter, &str); 8] = [
 /// Whether a record is of a life that lasts.
 pub(crate) fn lives(life: Life) -> bool {
     life.state == State::Active
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_characters_displayed_as_themselves_are_printed() {
-        assert_eq!(printable("mpi_bench 'ü漢' \"\\`"), "mpi_bench 'ü漢' \"\\`");
-        assert_eq!(printable("a\u{1b}[2Jb\u{202e}c\u{200b}d\u{feff}"), "a?[2Jb?c?d?");
-    }
 }

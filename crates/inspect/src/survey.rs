@@ -18,10 +18,11 @@ use isthmus_region::format::{self, DEVICE_SECTION_ALIGN, MAGIC, SECTION_ALIGN, V
 use isthmus_region::life::{Life, State};
 use isthmus_region::membership::Shape;
 use isthmus_region::reader::Reader;
+use isthmus_region::text::printable;
 
 use crate::claims::Claims;
 use crate::fault::{Fault, Faults, Place, number};
-use crate::model::{Member, Region, Survey, padded, printable};
+use crate::model::{Member, Region, Survey, padded};
 
 /// How much to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

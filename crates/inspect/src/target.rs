@@ -13,11 +13,12 @@ use isthmus_attach::socket::{SOCKET_VARIABLE, SYSTEM_SOCKET, places, user_socket
 use isthmus_region::error::with_causes;
 use isthmus_region::format::{MAGIC, MAX_FILES, VERSION, header};
 use isthmus_region::reader::Reader;
+use isthmus_region::text::printable;
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 use crate::fault::Faults;
-use crate::model::{Survey, printable};
+use crate::model::Survey;
 use crate::survey::{Depth, look};
 
 /// How long a service may take to answer.

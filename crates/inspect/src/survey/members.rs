@@ -10,12 +10,13 @@ use isthmus_region::format::{
 use isthmus_region::grants::{self, PAGE};
 use isthmus_region::life::State;
 use isthmus_region::membership::Shape;
+use isthmus_region::text::printable;
 
 use super::registrations::Window;
 use super::{Result, Walk, word};
 use crate::claims::Claims;
 use crate::fault::{Place, number};
-use crate::model::{Endpoint, Member, Process, lives, padded, printable};
+use crate::model::{Endpoint, Member, Process, lives, padded};
 
 /// Words of a record.
 fn words_of(bytes: u64) -> usize {
