@@ -13,8 +13,9 @@ use serde::{Deserialize, Serialize};
 use crate::wire::mux::{Mux, set_nonblocking};
 use crate::wire::{Frame, Kind, WireError};
 
-/// Most files that are listed by name; the others are counted.
+/// Most files that are listed by name, and most bytes of their paths, which must fit into a frame; the others are counted.
 const MAX_FILES: usize = 1000;
+const MAX_PATH_BYTES: usize = 128 << 10;
 
 /// From the launcher's side.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,7 +48,7 @@ pub enum ToHost {
 /// Files that ranks wrote and that vanish with the VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changes {
-    /// Path and size of each, at most 1000.
+    /// Path and size of each, at most 1000. What is no UTF-8 in a path is replaced.
     pub files: Vec<(PathBuf, u64)>,
     /// How many more there are.
     pub more: u64,
@@ -59,10 +60,18 @@ impl Changes {
     /// The changes of a VM that isthmus booted.
     pub fn of(changes: std::io::Result<Vec<crate::boot::Change>>) -> Self {
         match changes {
-            Ok(mut all) => {
-                let more = all.len().saturating_sub(MAX_FILES) as u64;
-                all.truncate(MAX_FILES);
-                Self { files: all.into_iter().map(|c| (c.path, c.bytes)).collect(), more, error: None }
+            Ok(all) => {
+                let mut room = MAX_PATH_BYTES;
+                let fits = |c: &&crate::boot::Change| {
+                    let bytes = c.path.as_os_str().len();
+                    let does = bytes <= room;
+                    room = room.saturating_sub(bytes);
+                    does
+                };
+                let named = all.iter().take(MAX_FILES).take_while(fits);
+                let files: Vec<_> =
+                    named.map(|c| (c.path.to_string_lossy().into_owned().into(), c.bytes)).collect();
+                Self { more: (all.len() - files.len()) as u64, files, error: None }
             }
             Err(e) => Self { error: Some(e.to_string()), ..Self::default() },
         }
@@ -143,6 +152,26 @@ pub fn encode<T: Serialize>(message: &T) -> Frame {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn any_names_reach_the_list_and_what_does_not_fit_is_counted() {
+        use std::os::unix::ffi::OsStrExt;
+        let change =
+            |path: &[u8]| crate::boot::Change { path: std::ffi::OsStr::from_bytes(path).into(), bytes: 7 };
+        let list = |all: Vec<crate::boot::Change>| {
+            let encoded = encode(&ToHost::Changes(Changes::of(Ok(all))));
+            match serde_json::from_slice(&encoded.payload).unwrap() {
+                ToHost::Changes(changes) => changes,
+                other => panic!("{other:?}"),
+            }
+        };
+        let odd = list(vec![change(b"/home/caf\xe9"), change(b"/home/b")]);
+        assert_eq!(odd.files, [("/home/caf\u{fffd}".into(), 7), ("/home/b".into(), 7)]);
+        // Each character of these is six in JSON.
+        let long = list((0..1001).map(|_| change(&[1; 4095])).collect());
+        assert_eq!(long.files.len() as u64 + long.more, 1001);
+        assert!(long.files.len() >= 30);
+    }
 
     #[test]
     fn requests_are_answered_and_messages_sent() {

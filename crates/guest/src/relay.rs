@@ -14,7 +14,7 @@ use crate::wire::mux::{Mux, set_nonblocking};
 use crate::wire::{CHANNEL_IN, CHANNEL_OUT, Frame, Kind, WireError};
 
 /// Most connections at a time.
-const MAX_STREAMS: usize = 1024;
+pub const MAX_STREAMS: usize = 1024;
 /// After a connection that could not be accepted.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Most ports at a time.

@@ -271,9 +271,9 @@ impl Frame {
         bytes.map(u16::from_le_bytes).map_err(|_| WireError::BadPayload { what: "port" })
     }
 
-    /// The payload as text.
+    /// The payload as text for people.
     pub fn text(&self) -> String {
-        String::from_utf8_lossy(&self.payload).into_owned()
+        isthmus_region::text::printable(&String::from_utf8_lossy(&self.payload))
     }
 
     /// Fails unless this is a hello of this version.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use isthmus_guest::control::Changes;
+use isthmus_region::text::printable;
 
 /// Most lines that name a file.
 const MAX_LINES: usize = 20;
@@ -39,7 +40,9 @@ impl LostFiles {
         }
         self.more += changes.more;
         self.errors.extend(
-            changes.error.map(|why| format!("{vm} cannot list the files that vanish with it: {why}")),
+            changes
+                .error
+                .map(|why| format!("{vm} cannot list the files that vanish with it: {}", printable(&why))),
         );
     }
 
@@ -55,11 +58,9 @@ impl LostFiles {
         );
         // One line of the twenty is for the count of the rest.
         let shown = if self.named.len() > MAX_LINES { MAX_LINES - 1 } else { self.named.len() };
-        lines.extend(
-            self.named[..shown]
-                .iter()
-                .map(|(vm, path, bytes)| format!("  {vm}:{} ({bytes} bytes)", path.display())),
-        );
+        lines.extend(self.named[..shown].iter().map(|(vm, path, bytes)| {
+            format!("  {vm}:{} ({bytes} bytes)", printable(&path.to_string_lossy()))
+        }));
         let rest = (self.named.len() - shown) as u64 + self.more;
         if rest > 0 {
             lines.push(format!("  and {rest} more"));

@@ -25,10 +25,11 @@ use std::thread;
 use std::time::Duration;
 
 use isthmus_guest::control::{self, Changes, ToGuest, ToHost};
-use isthmus_guest::relay::carry;
+use isthmus_guest::relay::{MAX_STREAMS, carry};
 use isthmus_guest::wire::mux::{Mux, set_nonblocking};
 use isthmus_guest::wire::{CHANNEL_IN, CHANNEL_OUT, Exit, Frame, Kind, Request, WireError};
 use isthmus_region::shared_by_threads::{Count, Flag};
+use isthmus_region::text::{cut, printable};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result, tell};
@@ -46,6 +47,13 @@ const JOB_LIMIT: Duration = Duration::from_secs(120);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How long a client may take to read what it has credit for.
 const CLIENT_LIMIT: Duration = Duration::from_secs(10);
+/// Longest line that a VM has for the user, in bytes.
+const MAX_LINE: usize = 1024;
+/// So many messages of a VM are heard at once, and then one in each pause: the job keeps all that it has not come to yet.
+const HEARD_AT_ONCE: u32 = 256;
+const HEARD_PAUSE: Duration = Duration::from_secs(1);
+/// So many connections of a VM may be refused before it is lost.
+const MOST_REFUSED: usize = 1000;
 
 /// What a client says first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -385,6 +393,7 @@ impl Vm {
         let mut answered = false;
         let mut targets: BTreeMap<u16, Vec<SocketAddr>> = BTreeMap::new();
         let mut waiting: Vec<Wanted> = Vec::new();
+        let mut refused = 0;
         loop {
             let turn = mux.wait(&[woken.as_fd()], None)?;
             if mux.greeted() && !answered {
@@ -414,7 +423,8 @@ impl Vm {
                             let _ = want.answer.send(Err(frame.text()));
                         }
                     }
-                    Kind::Open => self.open(&mut mux, &frame, &targets),
+                    Kind::Open if self.open(&mut mux, &frame, &targets) => {}
+                    Kind::Open if refused < MOST_REFUSED => refused += 1,
                     Kind::Close | Kind::Refused => mux.drop_stream(frame.stream),
                     kind => return Err(WireError::BadFrame { kind: kind as u8, len: frame.payload.len() }),
                 }
@@ -422,7 +432,8 @@ impl Vm {
         }
     }
 
-    fn open(&self, mux: &mut Mux, frame: &Frame, targets: &BTreeMap<u16, Vec<SocketAddr>>) {
+    /// Takes on a connection, or refuses it.
+    fn open(&self, mux: &mut Mux, frame: &Frame, targets: &BTreeMap<u16, Vec<SocketAddr>>) -> bool {
         let stream = frame.stream;
         let opened = match frame.port().ok().map(|port| (port, targets.get(&port))) {
             Some((port, Some(targets))) => connect(targets).map_err(|e| format!("to port {port}: {e}")),
@@ -432,29 +443,42 @@ impl Vm {
         let in_use = [CHANNEL_IN, CHANNEL_OUT].iter().any(|channel| mux.has((stream, *channel)));
         let carried = match opened {
             Ok(_) if in_use => Err("twice under one number".into()),
+            Ok(_) if mux.channels() >= 2 * MAX_STREAMS => Err(format!("beyond {MAX_STREAMS}")),
             Ok(connection) => {
                 carry(mux, stream, connection, CHANNEL_OUT, CHANNEL_IN).map_err(|e| e.to_string())
             }
             Err(why) => Err(why),
         };
-        if let Err(why) = carried {
+        if let Err(why) = &carried {
             tell!("refused a connection of {} {why}", self.name);
             mux.send(&Frame::new(Kind::Close, stream, []));
         }
+        carried.is_ok()
     }
 
     /// Receives what the guest says of itself.
     fn hear(&self, mut port: UnixStream) -> std::result::Result<(), WireError> {
         Frame::hello().write_to(&*lock(&self.control))?;
         Frame::read_from(&mut port)?.check_hello()?;
+        let line = |text: &str| printable(cut(text, MAX_LINE));
+        let (mut at_once, mut has_listed) = (HEARD_AT_ONCE, false);
         loop {
             let frame = Frame::read_from(&mut port)?;
+            if frame.kind != Kind::Control {
+                return Err(WireError::BadFrame { kind: frame.kind as u8, len: frame.payload.len() });
+            }
+            match at_once.checked_sub(1) {
+                Some(left) => at_once = left,
+                None => thread::sleep(HEARD_PAUSE),
+            }
             match serde_json::from_slice(&frame.payload) {
                 Ok(ToHost::Ready) => self.answered(),
-                Ok(ToHost::Broken { why }) => self.lose(why),
+                Ok(ToHost::Broken { why }) => self.lose(line(&why)),
                 Ok(ToHost::Note { text }) => {
-                    (self.report)(News::Note { text: format!("{}: {text}", self.name) })
+                    (self.report)(News::Note { text: format!("{}: {}", self.name, line(&text)) })
                 }
+                // It is asked once.
+                Ok(ToHost::Changes(_)) if std::mem::replace(&mut has_listed, true) => {}
                 Ok(ToHost::Changes(changes)) => (self.report)(News::Changes { vm: self.index, changes }),
                 Err(_) => return Err(WireError::BadPayload { what: "control message" }),
             }

@@ -17,6 +17,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::Pid;
 use std::ffi::OsString;
 use std::fs;
+use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -315,8 +316,7 @@ impl Console {
     pub fn tail(&self, lines: usize) -> Vec<String> {
         let mut all = Vec::new();
         for path in [&self.qemu, &self.guest] {
-            let text = fs::read(path).unwrap_or_default();
-            all.extend(clean_lines(&String::from_utf8_lossy(&text)));
+            all.extend(clean_lines(&String::from_utf8_lossy(&end_of(path))));
         }
         let skip = all.len().saturating_sub(lines);
         all.split_off(skip)
@@ -447,6 +447,19 @@ impl Drop for Vm {
     }
 }
 
+/// As much of a file's end as its last lines may be. A guest writes to its console without end if it likes.
+fn end_of(path: &Path) -> Vec<u8> {
+    const MOST: u64 = 64 << 10;
+    let mut end = Vec::new();
+    if let Ok(mut file) = fs::File::open(path) {
+        let bytes = file.metadata().map_or(0, |meta| meta.len());
+        // What cannot be read is not shown.
+        let _ = file.seek(SeekFrom::Start(bytes.saturating_sub(MOST)));
+        let _ = file.take(MOST).read_to_end(&mut end);
+    }
+    end
+}
+
 fn clean_lines(text: &str) -> Vec<String> {
     text.split(['\n', '\r'])
         .map(|line| {
@@ -542,5 +555,11 @@ mod tests {
     #[test]
     fn console_lines_lose_their_control_characters() {
         assert_eq!(clean_lines("\u{1b}a\r\nb \n\n"), ["a", "b"]);
+        let path = std::env::temp_dir().join(format!("isthmus-console-{}", std::process::id()));
+        fs::write(&path, format!("{}\nlast\n", "x".repeat(1 << 20))).unwrap();
+        let end = end_of(&path);
+        assert!(end.len() <= 64 << 10 && end.ends_with(b"x\nlast\n"));
+        fs::remove_file(&path).unwrap();
+        assert!(end_of(&path).is_empty());
     }
 }

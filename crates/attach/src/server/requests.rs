@@ -35,7 +35,8 @@ impl Loop {
         let area = client.attached.as_ref().map(|a| a.area);
         let done = match (area, request) {
             (None, Request::Hello { version, name, image, .. }) => {
-                client.who.name = name;
+                // Log lines name it.
+                client.who.name = isthmus_region::text::printable(&name);
                 client.image = image;
                 return self.greet(key, sequence, version, fds);
             }
@@ -259,6 +260,9 @@ impl Loop {
         }
         if let Some(made) = self.bells.of_place(place) {
             return self.hand_out_drivers(key, sequence, made);
+        }
+        if self.bells.places_of(key) >= MOST_WATCHES {
+            self.bells.forget_closed(key);
         }
         if self.bells.places_of(key) >= MOST_WATCHES {
             let text = format!("this process has {MOST_WATCHES} bells for places already");

@@ -131,6 +131,11 @@ impl Mux {
         self.sources.contains_key(&key) || self.sinks.contains_key(&key)
     }
 
+    /// How many channels are open.
+    pub fn channels(&self) -> usize {
+        self.sources.len() + self.sinks.len()
+    }
+
     /// Whether received bytes of a channel wait to be written.
     pub fn has_waiting(&self, key: Key) -> bool {
         self.sinks.get(&key).is_some_and(|sink| !sink.waiting.is_empty())
