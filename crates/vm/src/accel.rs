@@ -7,7 +7,7 @@ use crate::qemu;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, OpenOptions};
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -56,8 +56,8 @@ pub struct Decision {
 /// How long a guest under KVM may take to its first console byte; a real one needs some tenths of a second.
 const TRIAL_LIMIT: Duration = Duration::from_secs(10);
 
-/// Decides. `kernel` is the uncompressed kernel for the trial boot, which happens once per host kernel and QEMU
-/// version; its verdict is cached.
+/// Decides. `kernel` is the uncompressed kernel for the trial boot, which happens once per boot of the host and QEMU
+/// version, and again if KVM is asked for by name and did not work; its verdict is cached.
 ///
 /// # Errors
 /// [`Error::NoKvm`] if KVM was asked for by name and does not work.
@@ -65,7 +65,7 @@ pub fn choose(choice: Choice, kernel: &Path) -> Result<Decision> {
     if choice == Choice::Tcg {
         return Ok(tcg("asked for".to_owned()));
     }
-    match (probe(kernel), choice) {
+    match (probe(kernel, choice == Choice::Kvm), choice) {
         (Ok(reason), _) => Ok(Decision { accel: Accel::Kvm, reason, warning: warning_for(&cpuinfo()) }),
         (Err(reason), Choice::Auto) => Ok(tcg(reason)),
         (Err(reason), _) => Err(Error::NoKvm { reason }),
@@ -89,8 +89,8 @@ pub fn examine(kernel: Option<&Path>) -> Kvm {
         (Err(reason), ..) => Kvm::Fails(reason),
         (Ok(()), Some(true), _) => Kvm::Works,
         (Ok(()), None, None) => Kvm::Untried,
-        (Ok(()), Some(false), None) => Kvm::Fails(SILENT.to_owned()),
-        (Ok(()), _, Some(kernel)) => probe(kernel).map_or_else(Kvm::Fails, |_| Kvm::Works),
+        (Ok(()), Some(false), None) => Kvm::Fails(silent()),
+        (Ok(()), _, Some(kernel)) => probe(kernel, false).map_or_else(Kvm::Fails, |_| Kvm::Works),
     }
 }
 
@@ -116,7 +116,10 @@ fn warning_for(cpuinfo: &str) -> Option<String> {
 }
 
 /// Why KVM is not usable if the trial guest did not run.
-const SILENT: &str = "a trial guest under KVM printed nothing in 10 s";
+fn silent() -> String {
+    let kept = verdict_file().map(|file| format!(" ({} keeps this until the next boot)", file.display()));
+    format!("a trial guest under KVM printed nothing in 10 s{}", kept.unwrap_or_default())
+}
 
 /// The cheap tests, which can show only that KVM does not work.
 fn presume() -> std::result::Result<(), String> {
@@ -129,18 +132,19 @@ fn presume() -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// Cheap tests first; the trial boot decides.
-fn probe(kernel: &Path) -> std::result::Result<String, String> {
+/// Cheap tests first; the trial boot decides. `again` tries also what did not work before.
+fn probe(kernel: &Path, again: bool) -> std::result::Result<String, String> {
     presume()?;
-    let works = match cached_verdict() {
+    let works = match cached_verdict().filter(|works| *works || !again) {
         Some(works) => works,
         None => {
-            let works = trial(kernel);
+            // A QEMU that ends may have lacked memory, or have found KVM in use: that is said, and not kept.
+            let works = trial(kernel)?;
             store_verdict(works);
             works
         }
     };
-    if works { Ok("a trial guest ran under KVM".to_owned()) } else { Err(SILENT.to_owned()) }
+    if works { Ok("a trial guest ran under KVM".to_owned()) } else { Err(silent()) }
 }
 
 fn has_virtualization(cpuinfo: &str) -> bool {
@@ -150,11 +154,9 @@ fn has_virtualization(cpuinfo: &str) -> bool {
         .is_some_and(|line| line.split_whitespace().any(|flag| matches!(flag, "vmx" | "svm")))
 }
 
-/// Boots the kernel without a root file system: one byte on its console is enough.
-fn trial(kernel: &Path) -> bool {
-    let Ok(program) = qemu::program() else {
-        return false;
-    };
+/// Boots the kernel without a root file system: one byte on its console is enough. An error if QEMU did not run for so long.
+fn trial(kernel: &Path) -> std::result::Result<bool, String> {
+    let program = qemu::program().map_err(|e| e.to_string())?;
     let child = Command::new(program)
         .args(["-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "256"])
         .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
@@ -163,10 +165,10 @@ fn trial(kernel: &Path) -> bool {
         .arg(kernel)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn();
-    let Ok(mut child) = child else { return false };
-    let spoke = child.stdout.take().is_some_and(|mut stdout| {
+    let mut child = child.map_err(|e| format!("QEMU cannot be started: {e}"))?;
+    let spoke = child.stdout.take().map(|mut stdout| {
         let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             // The firmware writes nothing to the serial port, so the first byte is the kernel's.
@@ -174,11 +176,19 @@ fn trial(kernel: &Path) -> bool {
             // After the limit, the receiver is gone.
             let _ = sender.send(count > 0);
         });
-        receiver.recv_timeout(TRIAL_LIMIT).unwrap_or(false)
+        receiver.recv_timeout(TRIAL_LIMIT)
     });
     let _ = child.kill();
-    let _ = child.wait();
-    spoke
+    let said = child.wait_with_output().map(|output| output.stderr).unwrap_or_default();
+    match spoke {
+        Some(Ok(true)) => Ok(true),
+        Some(Ok(false)) => {
+            let said = String::from_utf8_lossy(&said);
+            let why = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("without a word");
+            Err(format!("QEMU with KVM ended at once: {why}"))
+        }
+        _ => Ok(false),
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -191,24 +201,30 @@ struct Verdict {
 fn host_key() -> Option<String> {
     let read = |path: &str| fs::read_to_string(path).ok();
     let release = read("/proc/sys/kernel/osrelease")?;
+    let boot = read("/proc/sys/kernel/random/boot_id")?;
     let output = Command::new(qemu::program().ok()?).arg("--version").output().ok()?;
     let version = String::from_utf8_lossy(&output.stdout);
     let cpu = cpuinfo();
     let model = cpu.lines().find(|line| line.starts_with("model name"));
-    Some(format!("{} | {} | {}", release.trim(), model.unwrap_or_default().trim(), version.lines().next()?))
+    let model = model.unwrap_or_default().trim();
+    Some(format!("{} | {} | {model} | {}", release.trim(), boot.trim(), version.lines().next()?))
+}
+
+fn verdict_file() -> Option<PathBuf> {
+    Some(cache::dir().ok()?.join("kvm.json"))
 }
 
 fn cached_verdict() -> Option<bool> {
-    let text = fs::read(cache::dir().ok()?.join("kvm.json")).ok()?;
+    let text = fs::read(verdict_file()?).ok()?;
     let verdict: Verdict = serde_json::from_slice(&text).ok()?;
     (verdict.host == host_key()?).then_some(verdict.works)
 }
 
 fn store_verdict(works: bool) {
     // Without a cache the trial is simply repeated next time.
-    if let (Ok(dir), Some(host)) = (cache::dir(), host_key()) {
+    if let (Some(file), Some(host)) = (verdict_file(), host_key()) {
         let text = serde_json::to_vec(&Verdict { host, works }).unwrap_or_default();
-        let _ = cache::write_atomically(&dir.join("kvm.json"), &text);
+        let _ = cache::write_atomically(&file, &text);
     }
 }
 
