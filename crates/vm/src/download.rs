@@ -20,7 +20,8 @@ const STILL: usize = 60;
 /// In bytes.
 const LEAST: u64 = 64 << 10;
 
-/// Runs apt-get with `arguments` in `work`, where it writes; `what` names the download in messages.
+/// Runs apt-get with `arguments` in `work`, where it writes; `what` names the download in messages. Returns what it said on
+/// standard error.
 ///
 /// # Errors
 /// [`Error::ProgramFailed`]; [`Error::NoKernel`] if the download stalls.
@@ -29,7 +30,7 @@ pub(crate) fn watched(
     arguments: &[OsString],
     work: &Path,
     progress: &mut dyn FnMut(&str),
-) -> Result<()> {
+) -> Result<String> {
     let mut command = Command::new(programs::need("apt-get", "apt")?);
     command.args(arguments).current_dir(work).env("LC_ALL", "C");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -50,10 +51,10 @@ pub(crate) fn watched(
         let _ = child.wait();
     }
     let status = status?;
-    if status.success() {
-        return Ok(());
-    }
     let stderr = said.and_then(|thread| thread.join().ok()).unwrap_or_default();
+    if status.success() {
+        return Ok(stderr);
+    }
     Err(Error::ProgramFailed { command: text, status: status.to_string(), stderr })
 }
 

@@ -23,8 +23,19 @@ const SOURCES: [(&str, &str); 3] = [
 ];
 /// Its module.
 pub const MODULE: &str = "isthmus.ko";
-/// How long a failure is remembered, so that not every run waits for one.
-const KEEP_FAILURE: Duration = Duration::from_secs(3600);
+/// How the names of unfinished folders begin; a process number follows.
+const NEW: &str = ".new-";
+/// A failure that is remembered, so that not every run waits for it.
+struct Failure {
+    file: &'static str,
+    keep: Duration,
+    while_kept: &'static str,
+}
+/// The driver does not compile.
+const NOT_BUILT: Failure = Failure { file: "failure", keep: Duration::from_secs(3600), while_kept: "hour" };
+/// The headers could not be had: the network may be there again soon.
+const NO_HEADERS: Failure =
+    Failure { file: "no-headers", keep: Duration::from_secs(300), while_kept: "five minutes" };
 
 /// The driver for this kernel, from the cache or built now. `progress` gets a line before each step that takes time. A build that
 /// failed a short while ago is tried again only with `again`.
@@ -42,7 +53,7 @@ pub fn find(kernel: &Kernel, again: bool, progress: &mut dyn FnMut(&str)) -> Res
 /// One of this version's sources.
 fn ours(kernel: &Kernel, again: bool, progress: &mut dyn FnMut(&str)) -> Result<PathBuf> {
     let dir = cache::dir().map_err(none)?.join("drivers").join(key(kernel).map_err(none)?);
-    let (module, failure) = (dir.join(MODULE), dir.join("failure"));
+    let module = dir.join(MODULE);
     if module.is_file() {
         return Ok(module);
     }
@@ -52,26 +63,44 @@ fn ours(kernel: &Kernel, again: bool, progress: &mut dyn FnMut(&str)) -> Result<
     if module.is_file() {
         return Ok(module);
     }
-    if !again && let Some(reason) = remembered(&failure) {
-        return Err(no(format!("{reason} (so it was within the last hour; --driver require tries again)")));
-    }
-    build(kernel, &dir, progress).map(|()| module).map_err(|e| {
-        let is_quick = matches!(e, Error::NoProgram { .. });
-        let told = none(e);
-        if let Error::NoDriver { reason } = &told
-            && !is_quick
-        {
-            // If it cannot be kept, the next run tries again.
-            let _ = fs::write(&failure, reason);
+    for failure in [NOT_BUILT, NO_HEADERS] {
+        if !again && let Some(reason) = failure.remembered(&dir) {
+            let when = failure.while_kept;
+            return Err(no(format!(
+                "{reason} (so it was within the last {when}; --driver require tries again)"
+            )));
         }
-        told
-    })
+    }
+    clean_leftovers(&dir);
+    build(kernel, &dir, progress).map(|()| module).map_err(none)
+}
+
+/// Removes what runs that were killed have left unfinished. The caller holds the lock.
+fn clean_leftovers(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(NEW) {
+            // Nothing reads it if it stays.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Removes this process's unfinished files, before it is ended in the middle of its work.
+pub(crate) fn abandon() {
+    let Ok(cache) = cache::dir() else { return };
+    let own = format!("{NEW}{}", std::process::id());
+    let drivers =
+        fs::read_dir(cache.join("drivers")).into_iter().flatten().flatten().map(|entry| entry.path());
+    for dir in drivers.chain([cache.join("headers")]) {
+        let _ = fs::remove_dir_all(dir.join(&own));
+    }
 }
 
 /// Any error, as the reason for which there is no driver.
 fn none(e: Error) -> Error {
     match e {
         Error::NoDriver { .. } => e,
+        Error::NoKernel { reason } => no(reason),
         other => no(isthmus_region::error::with_causes(&other)),
     }
 }
@@ -89,9 +118,22 @@ fn key(kernel: &Kernel) -> Result<String> {
     Ok(format!("{}-{}", kernel.release, cache::key_text(&hasher)))
 }
 
-fn remembered(failure: &Path) -> Option<String> {
-    let age = fs::metadata(failure).ok()?.modified().ok()?.elapsed().ok()?;
-    (age < KEEP_FAILURE).then(|| fs::read_to_string(failure).ok())?
+impl Failure {
+    fn remembered(&self, dir: &Path) -> Option<String> {
+        let file = dir.join(self.file);
+        let age = fs::metadata(&file).ok()?.modified().ok()?.elapsed().ok()?;
+        (age < self.keep).then(|| fs::read_to_string(file).ok())?
+    }
+
+    /// Remembers why there is no driver.
+    fn remember(&self, dir: &Path, why: Error) -> Error {
+        let told = none(why);
+        if let Error::NoDriver { reason } = &told {
+            // If it cannot be kept, the next run tries again.
+            let _ = fs::write(dir.join(self.file), reason);
+        }
+        told
+    }
 }
 
 fn build(kernel: &Kernel, dir: &Path, progress: &mut dyn FnMut(&str)) -> Result<()> {
@@ -99,18 +141,16 @@ fn build(kernel: &Kernel, dir: &Path, progress: &mut dyn FnMut(&str)) -> Result<
     let compiler = ["gcc-12", "gcc-14", "gcc"].into_iter().find_map(programs::find);
     let compiler = compiler.ok_or(Error::NoProgram { program: "gcc".into(), package: "gcc" })?;
     programs::need("make", "make")?;
-    let headers = headers(&kernel.release, progress)?;
+    let headers = headers(&kernel.release, progress).map_err(|e| NO_HEADERS.remember(dir, e))?;
     progress(&format!("building the guest driver for {} (once)", kernel.release));
-    let work = dir.join(format!(".new-{}", std::process::id()));
+    let work = dir.join(format!("{NEW}{}", std::process::id()));
     let done = build_in(&work, &headers, &compiler, dir);
     // Nothing reads it if it stays.
     let _ = fs::remove_dir_all(&work);
-    done
+    done.map_err(|e| NOT_BUILT.remember(dir, e))
 }
 
 fn build_in(work: &Path, headers: &Path, compiler: &Path, dir: &Path) -> Result<()> {
-    // A killed process may have had this one's number.
-    let _ = fs::remove_dir_all(work);
     cache::make(work)?;
     for (name, text) in SOURCES {
         cache::write(&work.join(name), text.as_bytes())?;
@@ -156,9 +196,8 @@ fn headers(release: &str, progress: &mut dyn FnMut(&str)) -> Result<PathBuf> {
     if found.is_dir() {
         return Ok(found);
     }
-    let work = all.join(format!(".new-{}", std::process::id()));
-    // A killed process may have had this one's number.
-    let _ = fs::remove_dir_all(&work);
+    clean_leftovers(&all);
+    let work = all.join(format!("{NEW}{}", std::process::id()));
     let done = download(release, &work, &tree, progress);
     // Nothing reads it if it stays.
     let _ = fs::remove_dir_all(&work);
@@ -244,13 +283,19 @@ mod tests {
     fn a_failure_is_remembered_for_a_while() {
         let dir = std::env::temp_dir().join(format!("isthmus-driver-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
-        let file = dir.join("failure");
-        assert!(remembered(&file).is_none());
-        fs::write(&file, "no compiler").unwrap();
-        assert_eq!(remembered(&file).as_deref(), Some("no compiler"));
-        let long_ago = std::time::SystemTime::now() - KEEP_FAILURE - Duration::from_secs(1);
-        fs::File::options().write(true).open(&file).unwrap().set_modified(long_ago).unwrap();
-        assert!(remembered(&file).is_none());
+        for failure in [NOT_BUILT, NO_HEADERS] {
+            assert!(failure.remembered(&dir).is_none());
+            let told = failure.remember(&dir, no("no compiler"));
+            assert_eq!(told.to_string(), "no guest driver: no compiler");
+            assert_eq!(failure.remembered(&dir).as_deref(), Some("no compiler"));
+            let long_ago = std::time::SystemTime::now() - failure.keep - Duration::from_secs(1);
+            let file = fs::File::options().write(true).open(dir.join(failure.file)).unwrap();
+            file.set_modified(long_ago).unwrap();
+            assert!(failure.remembered(&dir).is_none());
+        }
+        fs::create_dir(dir.join(".new-1")).unwrap();
+        clean_leftovers(&dir);
+        assert!(!dir.join(".new-1").exists() && dir.join(NOT_BUILT.file).exists());
         fs::remove_dir_all(&dir).unwrap();
     }
 }

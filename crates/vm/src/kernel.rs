@@ -225,8 +225,9 @@ fn download(kernels: &Path, progress: &mut dyn FnMut(&str)) -> Result<Kernel> {
     result
 }
 
-/// Removes this process's unfinished files, before it is ended in the middle of a download.
+/// Removes this process's unfinished files, before it is ended in the middle of a download or a build.
 pub fn abandon() {
+    crate::driver::abandon();
     let Ok(kernels) = cache::dir().map(|dir| dir.join("kernels")) else { return };
     let own = format!("-{}", std::process::id());
     for entry in fs::read_dir(kernels).into_iter().flatten().flatten() {
@@ -273,10 +274,11 @@ fn download_in(work: &Path, kernels: &Path, progress: &mut dyn FnMut(&str)) -> R
     let package = match got {
         Some(package) => package,
         None => {
-            update(work, progress)?;
+            let missing = update(work, progress)?;
             let options = apt_options(work, true);
             let package = resolve(&options)?.ok_or_else(|| Error::NoKernel {
-                reason: format!("apt knows no package {META_PACKAGE} (is this Debian?)"),
+                reason: missing
+                    .unwrap_or_else(|| format!("apt knows no package {META_PACKAGE} (is this Debian?)")),
             })?;
             download_package(&options, &package, work, progress)?;
             package
@@ -308,27 +310,37 @@ pub(crate) fn fetch(packages: &[String], work: &Path, progress: &mut dyn FnMut(&
     let download = |private, progress: &mut dyn FnMut(&str)| {
         let names: Vec<OsString> = packages.iter().map(OsString::from).collect();
         let arguments = [apt_options(work, private), words(&["-q", "download"]), names].concat();
-        download::watched(&what, &arguments, work, progress)
+        download::watched(&what, &arguments, work, progress).map(drop)
     };
     progress(&format!("downloading {what} (once)"));
     // The system's own lists may be old, or name none of them.
+    let mut missing = None;
     if !work.join("state").is_dir() {
         match download(false, progress) {
-            Err(Error::ProgramFailed { .. }) => update(work, progress)?,
+            Err(Error::ProgramFailed { .. }) => missing = update(work, progress)?,
             other => return other,
         }
     }
-    download(true, progress)
+    download(true, progress).map_err(|e| match missing {
+        Some(reason) => Error::NoKernel { reason },
+        None => e,
+    })
 }
 
-/// Fetches package lists into `work`.
-fn update(work: &Path, progress: &mut dyn FnMut(&str)) -> Result<()> {
+/// Fetches package lists into `work`. Returns what is wrong if some did not come: apt-get update ends with status 0 then.
+fn update(work: &Path, progress: &mut dyn FnMut(&str)) -> Result<Option<String>> {
     progress("fetching package lists into the cache (this system has none that serve)");
     for dir in ["state/lists/partial", "cache/archives/partial"] {
         cache::make(&work.join(dir))?;
     }
     let update = [apt_options(work, true), words(&["-q", "update"])].concat();
-    download::watched("the package lists", &update, work, progress)
+    let said = download::watched("the package lists", &update, work, progress)?;
+    let why = said.lines().find_map(|line| line.split_once("Failed to fetch ").map(|(_, why)| why.trim()));
+    Ok(why.map(|why| {
+        format!(
+            "the package lists could not be fetched: {why}; see to the network (or apt's proxy) and try again"
+        )
+    }))
 }
 
 fn download_package(
@@ -339,7 +351,7 @@ fn download_package(
 ) -> Result<()> {
     progress(&format!("downloading {package} (about 70 MB, once)"));
     let arguments = [options, &words(&["-q", "download", package])].concat();
-    download::watched(package, &arguments, work, progress)
+    download::watched(package, &arguments, work, progress).map(drop)
 }
 
 /// Debian 12 has them in /lib, Debian 13 in /usr/lib.
