@@ -154,10 +154,11 @@ fn own_libraries(exe: &Path) -> Result<BTreeSet<PathBuf>> {
 fn libraries_in(maps: &str, exe: &Path) -> BTreeSet<PathBuf> {
     maps.lines()
         .filter_map(|line| {
-            let mut fields = line.split_whitespace();
-            let executable = fields.nth(1)?.contains('x');
-            let path = Path::new(fields.nth(3)?);
-            (executable && path.is_absolute() && path != exe).then(|| path.to_owned())
+            let executable = line.split_whitespace().nth(1)?.contains('x');
+            // The path is all that follows, blanks included.
+            let path = &line[line.find('/')?..];
+            let path = Path::new(path.strip_suffix(" (deleted)").unwrap_or(path));
+            (executable && path != exe).then(|| path.to_owned())
         })
         .collect()
 }
@@ -189,12 +190,13 @@ mod tests {
 7f00-7f01 r--p 00000000 fe:01 11 /usr/lib/x86_64-linux-gnu/libc.so.6
 7f01-7f02 r-xp 00001000 fe:01 11 /usr/lib/x86_64-linux-gnu/libc.so.6
 7f02-7f03 r--p 00000000 fe:01 12 /usr/share/locale/locale.alias
+7f03-7f04 r-xp 00000000 fe:01 13                         /home/u/my projects/libown.so (deleted)
 7f04-7f05 r-xp 00000000 00:00 0 [vdso]
 7f05-7f06 r-xp 00000000 00:00 0
 ";
         let found = libraries_in(maps, Path::new("/usr/bin/isthmus"));
-        let expected = PathBuf::from("/usr/lib/x86_64-linux-gnu/libc.so.6");
-        assert_eq!(found.into_iter().collect::<Vec<_>>(), [expected]);
+        let expected = ["/home/u/my projects/libown.so", "/usr/lib/x86_64-linux-gnu/libc.so.6"];
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), expected.map(PathBuf::from));
     }
 
     #[test]
