@@ -63,6 +63,12 @@ pub enum Error {
         /// The record.
         path: PathBuf,
     },
+    /// A unit cannot name the program.
+    #[error("--prefix {}: systemd's unit names the program there, so it must be an absolute path without blanks, quotes, % and \\", prefix.display())]
+    BadPrefix {
+        /// What was given.
+        prefix: PathBuf,
+    },
     /// No systemd.
     #[error("{} is no folder: the agent is started by systemd and udev; without them, have something start `isthmus guest` as root", path.display())]
     NoSystemd {
@@ -129,6 +135,12 @@ impl Plan {
         if !self.dry_run && !rustix::process::geteuid().is_root() {
             return Err(Error::NotRoot);
         }
+        let plain = |text: &str| {
+            !text.contains(|c: char| c.is_whitespace() || c.is_control() || "\"'%\\".contains(c))
+        };
+        if !self.prefix.is_absolute() || !self.prefix.to_str().is_some_and(plain) {
+            return Err(Error::BadPrefix { prefix: self.prefix.clone() });
+        }
         Ok(())
     }
 
@@ -147,14 +159,18 @@ impl Plan {
         let text = UNIT.replace("@BINDIR@", &bin.to_string_lossy());
         steps.push(Step::Write { to: self.below_root(UNIT_FILE), text });
         steps.push(Step::Write { to: self.below_root(RULE_FILE), text: RULE.into() });
-        let groups = fs::read_to_string(self.below_root("etc/group")).map_err(failed("read /etc/group"))?;
-        if !has_group(&groups) {
+        if !self.has_group()? {
             steps.push(Step::Group);
         }
         if self.runs() {
             steps.extend(RELOAD.map(Step::Run));
         }
         Ok(steps)
+    }
+
+    fn has_group(&self) -> Result<bool> {
+        let groups = fs::read_to_string(self.below_root("etc/group")).map_err(failed("read /etc/group"))?;
+        Ok(groups.lines().any(|line| line.split(':').next() == Some(GROUP)))
     }
 
     /// Installs, and calls `say` with each step before it is done.
@@ -255,7 +271,8 @@ impl Plan {
             say(told);
             if self.dry_run { Ok(()) } else { action() }
         };
-        if self.runs() {
+        // What an installation that failed has not come to is not there.
+        if self.runs() && self.below_root(UNIT_FILE).exists() {
             let stop = ["systemctl", "stop", UNIT_NAME].map(str::to_owned);
             step(format!("run {}", stop.join(" ")), &|| run(&stop))?;
         }
@@ -265,7 +282,7 @@ impl Plan {
                     let path = self.below_root(path);
                     step(format!("remove {}", path.display()), &|| remove(&path))?;
                 }
-                Some(("group", _)) => {
+                Some(("group", _)) if self.has_group()? => {
                     step(format!("remove the group {GROUP}"), &|| run(&self.group_command("groupdel", &[])))?;
                 }
                 _ => {}
@@ -287,10 +304,6 @@ impl Plan {
     }
 }
 
-fn has_group(groups: &str) -> bool {
-    groups.lines().any(|line| line.split(':').next() == Some(GROUP))
-}
-
 fn same_file(a: &Path, b: &Path) -> bool {
     matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
 }
@@ -302,9 +315,14 @@ fn write(to: &Path, bytes: &[u8], mode: u32) -> Result<()> {
         fs::create_dir_all(folder).map_err(failed(format!("make {}", folder.display())))?;
     }
     let new = to.with_extension("isthmus-new");
-    fs::write(&new, bytes).map_err(failed(cannot()))?;
-    fs::set_permissions(&new, fs::Permissions::from_mode(mode)).map_err(failed(cannot()))?;
-    fs::rename(&new, to).map_err(failed(cannot()))
+    let done = fs::write(&new, bytes)
+        .and_then(|()| fs::set_permissions(&new, fs::Permissions::from_mode(mode)))
+        .and_then(|()| fs::rename(&new, to));
+    done.map_err(|source| {
+        // It is in no record.
+        let _ = fs::remove_file(&new);
+        failed(cannot())(source)
+    })
 }
 
 fn remove(path: &Path) -> Result<()> {
@@ -392,6 +410,27 @@ mod tests {
         plan.uninstall(&mut |_| ()).unwrap();
         assert_eq!(files(dir.path()), before);
         assert!(matches!(plan.uninstall(&mut |_| ()), Err(Error::NotInstalled { .. })));
+    }
+
+    #[test]
+    fn what_failed_halfway_is_undone_and_a_unit_can_name_the_program() {
+        if !may_install() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let plan = plan(dir.path());
+        let before = files(dir.path());
+        fs::write(dir.path().join("etc/group"), "root:x:0:\n").unwrap();
+        // A folder of this name cannot be replaced by the program.
+        fs::create_dir_all(dir.path().join("usr/local/bin/isthmus/x")).unwrap();
+        assert!(matches!(plan.install(&mut |_| ()), Err(Error::Io { .. })));
+        fs::remove_dir_all(dir.path().join("usr/local/bin")).unwrap();
+        plan.uninstall(&mut |_| ()).unwrap();
+        assert_eq!(files(dir.path()), before);
+        for prefix in ["opt/isthmus", "/opt/my apps", "/opt/100%"] {
+            let bad = Plan { prefix: prefix.into(), ..plan.clone() };
+            assert!(matches!(bad.install(&mut |_| ()), Err(Error::BadPrefix { .. })), "{prefix}");
+        }
     }
 
     #[test]
