@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 
 use isthmus_attach::ring::PORT;
 use isthmus_region::isolated::slot_of;
+use isthmus_region::text::quoted;
 use isthmus_vm::ivshmem::{Dimm, Ivshmem, MODEL, Section, with_path};
 
 /// What the parts' names begin with, and the root port's number, which no other of the VM's should have.
@@ -153,7 +154,7 @@ impl Device {
         }
     }
 
-    /// The options for QEMU's command line, one a line.
+    /// The options for QEMU's command line, one a line, as a shell reads them.
     pub fn qemu(&self) -> String {
         let mut lines = self.ivshmem().options(ID, CHASSIS);
         let bus = format!("{ID}-serial");
@@ -162,8 +163,10 @@ impl Device {
             ("-chardev", with_path(&format!("socket,id={ID}-wake,path="), &self.wake, "")),
             ("-device", format!("virtserialport,bus={bus}.0,chardev={ID}-wake,name={PORT}").into()),
         ]);
-        let lines: Vec<_> =
-            lines.into_iter().map(|(option, value)| format!("{option} {}", value.display())).collect();
+        let lines: Vec<_> = lines
+            .into_iter()
+            .map(|(option, value)| format!("{option} {}", quoted(&value.to_string_lossy())))
+            .collect();
         lines.join(" \\\n") + "\n"
     }
 
@@ -317,7 +320,7 @@ mod tests {
     #[test]
     fn odd_paths_are_escaped_for_qemu_and_for_xml() {
         let odd = device("/a,b/it's&<", 1);
-        assert!(odd.qemu().contains("path=/a,,b/it's&< "));
+        assert!(odd.qemu().contains(r"path=/a,,b/it'\''s&<' "));
         assert!(odd.libvirt_devices().contains("path='/a,b/it&apos;s&amp;&lt;'"));
     }
 
