@@ -10,11 +10,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use isthmus_attach::daemon::not_ignored;
 use isthmus_fabric_sys::load;
 use isthmus_host::{Config, Service};
 use isthmus_region::error::with_causes;
 use isthmus_run::mpi::{self, Mpi};
 use serde::{Deserialize, Serialize};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use crate::finding::{Finding, Level};
 
@@ -138,7 +141,7 @@ fn libfabrics(known: &[Mpi], provider: &Path) -> Vec<Finding> {
             "take an MPI that is built with libfabric; Debian: apt install libfabric1",
         )];
     }
-    let (dir, service) = match service() {
+    let (_dir, service) = match service() {
         Ok(both) => both,
         Err(why) => {
             let fix = "see what is said of shared memory and the run directory";
@@ -149,18 +152,43 @@ fn libfabrics(known: &[Mpi], provider: &Path) -> Vec<Finding> {
         libraries.iter().map(|library| finding(library, probe(library, provider, service.attach_socket())));
     let findings = findings.collect();
     drop(service);
-    let _ = std::fs::remove_dir_all(dir);
     findings
 }
 
+/// A directory that goes when this is dropped, or when a signal ends the process.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(path: PathBuf) -> Self {
+        if let Ok(mut signals) = Signals::new(not_ignored(&[SIGINT, SIGTERM, SIGHUP])) {
+            let path = path.clone();
+            // For as long as the process lives: signals that nobody takes would have no effect any more.
+            std::thread::spawn(move || {
+                if let Some(signal) = signals.forever().next() {
+                    let _ = std::fs::remove_dir_all(path);
+                    let _ = signal_hook::low_level::emulate_default_handler(signal);
+                }
+            });
+        }
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 /// A small service in a directory of its own.
-fn service() -> Result<(PathBuf, Service), String> {
+fn service() -> Result<(Folder, Service), String> {
     let dir = isthmus_run::rundir::choose().map_err(|e| e.to_string())?;
     // Named differently from the directories of runs, so that it is not taken for one.
     let dir = dir.with_file_name(format!("isthmus-doctor-{}", std::process::id()));
     let config = Config { endpoints: 16, ..Config::new(&dir, REGION) };
+    let folder = Folder::new(dir);
     let service = Service::start(config, Arc::new(|_| ())).map_err(|e| with_causes(&e))?;
-    Ok((dir, service))
+    Ok((folder, service))
 }
 
 /// The child's answer.
