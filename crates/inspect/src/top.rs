@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use isthmus_region::counters::{Counter, LaneCounter, LaneTotals, Totals};
 use isthmus_region::life::State;
+use isthmus_region::print::to_stdout;
 use isthmus_region::text::cut;
 use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGTSTP, SIGWINCH};
@@ -52,7 +53,10 @@ pub fn run(target: &Target, options: Options) -> Result<Option<&'static str>> {
     let (send, events) = channel();
     watch_signals(send.clone())?;
     if !std::io::stdout().is_terminal() {
-        return follow(target, options, &events, &|| None, &mut |text| print(&format!("{text}\n")));
+        return follow(target, options, &events, &|| None, &mut |text| {
+            to_stdout(&format!("{text}\n"));
+            true
+        });
     }
     let screen = Screen::enter()?;
     if screen.saved.is_some() {
