@@ -177,7 +177,7 @@ layout! {
         FIRST @ 8, 8, "local service", "Offset in the section of the first extent, which starts with the counters.";
         FIRST_BYTES @ 16, 8, "local service", "Bytes of the first extent.";
         GRANTED @ 24, 8, "local service", "Bytes of all extents; 0 once they were taken back.";
-        PID @ 32, 8, "local service", "Process id, as seen by the local service.";
+        PID @ 32, 8, "local service", "Process id, as seen by the local service; all bits set once the process is gone, which may be long before its memory is taken back.";
         PROGRAM @ 40, PROGRAM_BYTES as u64, "local service", "Name of its program as the process gave it, UTF-8, padded with zeros; for people.";
     }
     /// One line of the activity table: the line of receiver (peer p, slot s) is number p x ENDPOINTS + s.

@@ -15,6 +15,8 @@ use crate::membership::Region;
 const PEER_BITS: u32 = 10;
 const AREA_BITS: u32 = 14;
 const LIFE_BITS: u32 = 40;
+/// [`area::PID`] of a process that is gone.
+pub(crate) const GONE: u64 = u64::MAX;
 
 /// A process of a peer, by its area. One word, never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -60,9 +62,12 @@ impl Party {
         self.look(region).is_some_and(|(state, ..)| state == State::Active)
     }
 
-    /// Whether it may still write to the region: it lives, or its service has dropped it and it may live on.
+    /// Whether it may still write to the region: it lives, or its service has dropped it and it may live on. Not once it is gone, though
+    /// another process may still be changing its memory.
     pub fn may_write(self, region: &Region) -> bool {
-        self.look(region).is_some_and(|(state, granted, _)| state == State::Active || granted > 0)
+        let may_live_on = |granted, process| granted > 0 && process != GONE;
+        self.look(region)
+            .is_some_and(|(state, granted, process)| state == State::Active || may_live_on(granted, process))
     }
 
     /// Whether it is what `later`, which lives, was before: its process was dropped, lives on, and has attached again, perhaps after

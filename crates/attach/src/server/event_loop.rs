@@ -284,6 +284,7 @@ impl Loop {
     /// Takes back the memory of a dead process, unless an operation of another process still holds it; then `sweep`
     /// tries again.
     pub(super) fn take_back(&mut self, area: u32) {
+        let is_news = self.writer.gone(area);
         match self.writer.take_back(area) {
             Ok(true) => {
                 self.config.source.settle(area);
@@ -294,6 +295,8 @@ impl Loop {
                 // What it owned can be taken over now.
                 self.ring_all();
             }
+            // Nobody waits for it any more.
+            Ok(false) if is_news.is_ok_and(|is| is) => self.ring_all(),
             Ok(false) => {}
             Err(e) => self.tell(&Event::Trouble { reason: format!("cannot take back area {area}: {e}") }),
         }

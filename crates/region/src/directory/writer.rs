@@ -12,6 +12,7 @@ use crate::format::{DIRECTORY_MAGIC, PROGRAM_BYTES, area, directory, endpoint};
 use crate::grants::table_bytes;
 use crate::mapping::LineRef;
 use crate::membership::{PeerInfo, Region};
+use crate::party::GONE;
 use crate::text::padded;
 
 /// The local service's side of its peer's section.
@@ -330,12 +331,29 @@ impl Writer {
         (0_u32..).zip(&self.areas).filter(|(_, a)| a.held).map(|(index, _)| index).collect()
     }
 
+    /// Publishes that a process whose area has ended is gone, and writes no more. Gives whether that is news.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; [`Error::Invalid`] for an area that has not ended.
+    pub fn gone(&self, index: u32) -> Result<bool> {
+        let ended = self.areas.get(index as usize).is_some_and(|a| a.held);
+        if !ended {
+            return Err(Error::Invalid { what: "area", value: index.into() });
+        }
+        let is_news = self.area_word(index, area::PID)?.swap(GONE) != GONE;
+        if is_news {
+            self.changed();
+        }
+        Ok(is_news)
+    }
+
     /// Takes back the memory of a process that is gone, unless another process is changing it; then this is to be retried.
     /// Gives whether it was taken back.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`]; [`Error::Invalid`] for an area whose process is not gone.
     pub fn take_back(&mut self, index: u32) -> Result<bool> {
+        self.gone(index)?;
         let section = self.directory.section.clone();
         let slot = self.areas.get_mut(index as usize).filter(|a| a.held);
         let slot = slot.ok_or(Error::Invalid { what: "area", value: index.into() })?;
@@ -477,13 +495,16 @@ mod tests {
         let hold = crate::holds::Hold::of(&section, block).unwrap();
         hold.take(crate::holds::Owner::new(0, a.area));
         section.word("t", a.first.offset + 1024).unwrap().set(7);
+        let party = crate::party::Party::new(0, a.area, a.incarnation);
+        assert!(party.may_write(host.region()) && w.gone(a.area).is_err());
         w.close_area(a.area).unwrap();
         assert_eq!(w.held(), [a.area]);
         assert_eq!(section.word("t", a.first.offset + 1024).unwrap().get(), 7, "not even zeroed");
         assert!(w.grow_area(a.area, 1).is_err() && w.close_area(a.area).is_err(), "it is gone all the same");
+        assert!(!party.may_write(host.region()), "nobody waits for it, whoever holds its memory");
         let c = w.open_area(1, 3, "test").unwrap();
         assert!(c.area != a.area && c.first != a.first);
-        assert!(!w.take_back(a.area).unwrap());
+        assert!(!w.take_back(a.area).unwrap() && !w.gone(a.area).unwrap());
         hold.release();
         assert!(w.take_back(a.area).unwrap());
         assert!(w.held().is_empty());
