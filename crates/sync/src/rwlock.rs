@@ -100,7 +100,11 @@ impl RwLock {
             all,
         };
         match this.head.words[SHAPE].replace(0, u64::from(processes)) {
-            Err(other) if other != u64::from(processes) => return Err(Error::Mismatch { what }),
+            Err(other) if other != u64::from(processes) => {
+                // Nothing was claimed, and dropping `this` must not free another process's line.
+                this.processes = 0;
+                return Err(Error::Mismatch { what });
+            }
             _ => {}
         }
         match this.while_claiming(|this| this.claim()) {

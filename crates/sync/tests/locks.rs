@@ -259,11 +259,15 @@ fn readers_share_and_writers_do_not() {
     // There are as many handles as lines, and dropping one frees a line.
     let (_, section) = world.piece(rwlock::bytes(2));
     let open = || RwLock::open(&world.member, &section, 2);
-    let (first, _second) = (open().unwrap(), open().unwrap());
+    let (first, second) = (open().unwrap(), open().unwrap());
     assert!(matches!(open(), Err(Error::Full { places: 2, .. })));
+    // A wrong number leaves the others' lines as they are.
+    let reading = first.read().unwrap();
+    assert!(matches!(RwLock::open(&world.member, &section, 1), Err(Error::Mismatch { .. })));
+    assert!(matches!(second.try_write(), Err(Error::WouldBlock)));
+    drop(reading);
     drop(first);
     open().unwrap();
-    assert!(matches!(RwLock::open(&world.member, &section, 1), Err(Error::Mismatch { .. })));
 }
 
 #[test]

@@ -171,8 +171,19 @@ fn impossible_items_are_errors_and_change_nothing() {
     assert!(matches!(Space::open(&world.member, &world.machinery(), none), Err(Error::BadShape { .. })));
     let mut all: Vec<_> = (0..7).map(|_| space.committer().unwrap()).collect();
     assert!(matches!(space.committer(), Err(Error::NoSlot { slots: 8 })));
+    let mut look = Minitransaction::new();
+    look.read(N, S, 0, 8);
+    assert!(matches!(space.commit(&mut look), Err(Error::NoSlot { slots: 8 })));
     all.pop();
-    space.committer().unwrap();
+    // Each of many threads, one after the other, has the committer that the first has made.
+    for _ in 0..40 {
+        let in_a_thread = || {
+            let mut look = Minitransaction::new();
+            look.read(N, S, 0, 8);
+            space.commit(&mut look).unwrap()
+        };
+        assert_eq!(std::thread::scope(|s| s.spawn(in_a_thread).join().unwrap()), Outcome::Committed);
+    }
     assert!((0..SEGMENT / 8).all(|i| world.word(i * 8) == 0));
     world.assert_unlocked();
 }

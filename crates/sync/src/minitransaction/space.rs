@@ -191,11 +191,31 @@ impl Space {
         let usual = thread_number() % POOLED;
         let free = (usual..usual + POOLED).find_map(|place| self.pool[place % POOLED].try_lock().ok());
         let mut own = free.unwrap_or_else(|| self.pool[usual].lock().unwrap_or_else(PoisonError::into_inner));
-        let committer = match &mut *own {
-            Some(committer) => committer,
-            empty => empty.insert(self.committer()?),
-        };
-        act(committer)
+        if own.is_none() {
+            match self.committer() {
+                Ok(new) => *own = Some(new),
+                Err(full @ Error::NoSlot { .. }) => {
+                    drop(own);
+                    return self.with_any_committer(full, act);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        match &mut *own {
+            Some(committer) => act(committer),
+            None => Err(Error::NoSlot { slots: self.shared.machinery.shape().slots }),
+        }
+    }
+
+    /// With a committer that another thread of this process has left here; `full` if there is none.
+    #[cold]
+    fn with_any_committer<R>(&self, full: Error, act: impl FnOnce(&mut Committer) -> Result<R>) -> Result<R> {
+        for place in &self.pool {
+            if let Some(committer) = &mut *place.lock().unwrap_or_else(PoisonError::into_inner) {
+                return act(committer);
+            }
+        }
+        Err(full)
     }
 
     /// Recovers the slots of all processes that are dead now: completes or undoes their commits. Commits do so by themselves
