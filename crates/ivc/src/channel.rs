@@ -229,11 +229,20 @@ impl Channel {
                 return Err(timed_out("writing to a channel", limit, done));
             }
             done += self.write(&from[done..])?;
-            if lock(&self.link.writer).ended == Some(Ended::Suspended) {
-                return Err(self.link.error(Ended::Suspended));
-            }
+            self.check_suspended()?;
         }
         Ok(())
+    }
+
+    /// Fails if writing is suspended, which a write of 0 bytes does not tell from a lack of room.
+    ///
+    /// # Errors
+    /// [`Error::Suspended`].
+    pub fn check_suspended(&self) -> Result<()> {
+        match lock(&self.link.writer).ended {
+            Some(Ended::Suspended) => Err(self.link.error(Ended::Suspended)),
+            _ => Ok(()),
+        }
     }
 
     /// Waits until there are bytes to read, or reading has ended: at most `limit`, or for ever.

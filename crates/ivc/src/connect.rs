@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use isthmus_lockfree::life::{Life, State as Living};
+use isthmus_lockfree::sync::full_fence;
 use isthmus_lockfree::{sleep, stream};
 use isthmus_region::mapping::LineRef;
 use isthmus_region::roster::Record;
@@ -63,7 +64,7 @@ impl Connecting {
         let Some(Known { peer, record, section, block, facts, .. }) = known else {
             return Err(Error::NoPeer { address: to });
         };
-        let peer = peer.clone();
+        let (peer, facts) = (peer.clone(), facts.clone());
         if state.suspended {
             return Err(Error::Suspended { peer });
         }
@@ -85,6 +86,12 @@ impl Connecting {
         stream::publish_life(end.life(), life);
         connecting.offer = Some(OwnEnd { number, end, life, ring, ring_at });
         shared.announce(&mut state, connecting.record.slot().0);
+        // A member that stops accepting at this moment finds the offer, or is found here to have stopped (P19).
+        full_fence();
+        if facts.words[BACKLOG].get() == 0 {
+            connecting.withdraw(&mut state);
+            return Err(Error::Refused { peer: connecting.peer.clone() });
+        }
         drop(state);
         Ok(connecting)
     }
@@ -98,7 +105,7 @@ impl Connecting {
     /// [`Error::NoPeer`].
     ///
     /// # Errors
-    /// [`Error::Refused`], [`Error::PeerDied`], [`Error::Faulty`].
+    /// [`Error::Refused`], [`Error::PeerDied`], [`Error::Suspended`], [`Error::Faulty`].
     pub fn poll(&mut self) -> Result<Option<Channel>> {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.state();
@@ -144,6 +151,10 @@ impl Connecting {
         if claim.refused {
             self.withdraw(state);
             return Err(Error::Refused { peer: self.peer.clone() });
+        }
+        if state.suspended {
+            self.withdraw(state);
+            return Err(Error::Suspended { peer: self.peer.clone() });
         }
         let Some(partner_ring) = Shared::ring_of(&self.section, &claim) else {
             self.withdraw(state);

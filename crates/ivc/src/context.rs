@@ -113,6 +113,8 @@ pub(crate) struct State {
     lingering: Vec<Lingering>,
     events: VecDeque<Event>,
     pub(crate) suspended: bool,
+    /// How many connections may wait to be accepted, but while suspended.
+    backlog: u32,
 }
 
 impl Context {
@@ -178,6 +180,7 @@ impl Context {
         });
         {
             let mut state = lock(&shared.state);
+            state.backlog = shared.config.backlog;
             shared.refresh(&mut state);
             // Members that were there before are no events here; they are rung to find this one.
             state.events.clear();
@@ -227,9 +230,11 @@ impl Context {
         if in_time { Ok(found) } else { Err(late) }
     }
 
-    /// Changes how many connections may wait to be accepted. Those that wait already stay.
+    /// Changes how many connections may wait to be accepted. Those that wait already stay. While all channels are suspended none may,
+    /// and this is for the time after.
     pub fn set_backlog(&self, backlog: u32) {
-        let state = lock(&self.shared.state);
+        let mut state = lock(&self.shared.state);
+        state.backlog = backlog;
         if !state.suspended {
             self.shared.facts.words[BACKLOG].set(backlog.into());
         }
@@ -379,7 +384,7 @@ impl Context {
         {
             let mut state = lock(&shared.state);
             state.suspended = true;
-            shared.facts.words[BACKLOG].set(0);
+            shared.shut(&mut state);
         }
         let mut waiting: Vec<Arc<Link>> = shared.links();
         waiting.iter().for_each(|link| link.pause());
@@ -408,7 +413,7 @@ impl Context {
         {
             let mut state = lock(&shared.state);
             state.suspended = false;
-            shared.facts.words[BACKLOG].set(shared.config.backlog.into());
+            shared.facts.words[BACKLOG].set(state.backlog.into());
             shared.refresh(&mut state);
             let peers: Vec<Peer> = state.known.values().map(|k| k.peer.clone()).collect();
             peers.into_iter().for_each(|peer| state.tell(Event::Joined(peer)));
@@ -424,11 +429,7 @@ impl Drop for Context {
         }
         let mut state = lock(&self.shared.state);
         // Nothing is accepted from now on; channels that the program still holds go on.
-        self.shared.facts.words[BACKLOG].set(0);
-        self.shared.refresh(&mut state);
-        for offer in std::mem::take(&mut state.offers) {
-            self.shared.refuse(&mut state, offer.slot, &offer.claim);
-        }
+        self.shared.shut(&mut state);
     }
 }
 

@@ -451,6 +451,41 @@ fn a_suspended_channel_hands_its_unread_bytes_over() {
 }
 
 #[test]
+fn no_connection_comes_about_while_suspended() {
+    let world = World::new();
+    let (a, b) = (world.context(1), world.context(2));
+    a.set_backlog(2);
+    let mut offered = b.begin_connect(a.address()).unwrap();
+    let mut offers = a.begin_connect(b.address()).unwrap();
+    a.suspend(Duration::from_millis(1));
+    assert!(a.try_accept().unwrap().is_none());
+    assert!(matches!(offered.wait(SOON), Err(Error::Refused { .. })));
+    let late = b.accept(SOON).unwrap();
+    assert!(matches!(offers.wait(SOON), Err(Error::Suspended { .. })));
+    assert!(matches!(late.read_some(&mut [0], SOON), Err(Error::End { .. })));
+    a.resume();
+    pair(&b, &a);
+    // As many may wait as before.
+    let mut waiting: Vec<_> = (0..3).map(|_| b.begin_connect(a.address()).unwrap()).collect();
+    a.progress();
+    assert!(matches!(waiting[1].poll(), Ok(None)));
+    assert!(matches!(waiting[2].poll(), Err(Error::Refused { .. })));
+}
+
+#[test]
+fn a_partner_that_reads_no_more_delays_no_end() {
+    let world = World::new();
+    let (a, b) = (world.context(1), world.context(2));
+    let (here, there) = pair(&a, &b);
+    here.write_all(b"never read", SOON).unwrap();
+    let (read, _write) = there.split();
+    drop(read);
+    let begun = Instant::now();
+    drop((here, a));
+    assert!(begun.elapsed() < Config::default().linger / 2, "{:?}", begun.elapsed());
+}
+
+#[test]
 fn any_thread_may_use_what_a_program_holds() {
     fn shared<T: Send + Sync>() {}
     shared::<Context>();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use isthmus_lockfree::life::{Life, State as Living};
 use isthmus_lockfree::stream;
+use isthmus_lockfree::sync::full_fence;
 use isthmus_region::member::Member;
 use isthmus_region::roster::Record;
 use isthmus_region::{Bytes, PeerSection, ReadOnly};
@@ -12,9 +13,9 @@ use super::group::Known;
 use super::{BACKLOG, Shared, State, VERSION};
 use crate::channel::Channel;
 use crate::error::{Result, region};
-use crate::link::Link;
+use crate::link::{Link, STOPPED};
 use crate::peer::Peer;
-use crate::table::{Claim, End, Table, Terms, claims};
+use crate::table::{Claim, End, Table, Terms, at, claims};
 
 /// A connection that waits to be accepted.
 pub(crate) struct Offer {
@@ -41,7 +42,8 @@ impl Lingering {
     /// Gives back what the partner reads no more; returns whether that is all.
     fn settle(&mut self, member: &Member) -> bool {
         let gone = !self.record.is_active() || self.partner.life().get() != self.partner_life;
-        if (gone || self.partner.read().get() == self.last)
+        let is_deaf = self.partner.reader(at::STOPPED).get() == STOPPED;
+        if (gone || is_deaf || self.partner.read().get() == self.last)
             && let Some((at, bytes)) = self.ring.take()
         {
             member.give(at, bytes);
@@ -122,6 +124,9 @@ impl Shared {
 
     /// Accepts the oldest offer that still stands.
     pub(super) fn accept_one(self: &Arc<Self>, state: &mut State) -> Result<Option<Channel>> {
+        if state.suspended {
+            return Ok(None);
+        }
         self.prune(state);
         while let Some(offer) = state.offers.pop_front() {
             match self.accept_offer(state, &offer) {
@@ -205,6 +210,17 @@ impl Shared {
         state.links.push(Arc::downgrade(&link));
         self.announce(state, offer.slot);
         Ok(Some(Channel::new(link)))
+    }
+
+    /// Accepts nothing from now on, and refuses what waits. A member that has not seen that yet, and offers a connection, looks again
+    /// once it has announced it.
+    pub(super) fn shut(&self, state: &mut State) {
+        self.facts.words[BACKLOG].set(0);
+        full_fence();
+        self.refresh(state);
+        for offer in std::mem::take(&mut state.offers) {
+            self.refuse(state, offer.slot, &offer.claim);
+        }
     }
 
     /// Refuses an offer. Without memory for the refusal, its sender's time-out has to do.

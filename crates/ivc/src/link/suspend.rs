@@ -7,28 +7,35 @@ use crate::table::at;
 use crate::wait::lock;
 
 impl Link {
-    pub(super) fn pause_writing(&self, core: &mut Writer) {
-        if !core.paused {
+    /// Writes no more; gives whether it did until now.
+    pub(super) fn pause_writing(&self, core: &mut Writer) -> bool {
+        let is_news = !core.paused;
+        if is_news {
             core.paused = true;
             core.reserved = 0;
             core.ended.get_or_insert(Ended::Suspended);
             self.own.writer(at::PAUSED).set(core.positions.written() + 1);
             lock(&self.state).pausing = true;
         }
+        is_news
     }
 
     /// Stops writing, and asks the partner to stop.
     pub(crate) fn pause(&self) {
-        self.pause_writing(&mut lock(&self.writer));
+        let mut is_news = self.pause_writing(&mut lock(&self.writer));
         let stopped = self.own.reader(at::STOPPED);
         {
             let _core = lock(&self.reader);
             if stopped.peek() == 0 {
                 stopped.set(SUSPENDING);
+                is_news = true;
             }
         }
-        self.ring_both();
-        self.shared.ring_context(self.record.slot().0);
+        // Both ends come here as long as they have the channel: they must not wake each other for ever.
+        if is_news {
+            self.ring_both();
+            self.shared.ring_context(self.record.slot().0);
+        }
     }
 
     /// Whether the partner writes no more.
