@@ -189,7 +189,10 @@ int isthmus_barrier_reset(struct isthmus *here, const char *name, uint32_t parti
 /* Removes the name. Errors as of isthmus_segment_unlink(). */
 int isthmus_barrier_unlink(struct isthmus *here, const char *name);
 
-/* A robust mutex: when its owner, a thread, dies, the next one gets it and is told. */
+/*
+ * A robust mutex: a thread owns it. When the owner's process dies, the next one gets it and is told; a thread that ends before its
+ * process must not own it.
+ */
 struct isthmus_mutex;
 int isthmus_mutex_open(struct isthmus *here, const char *name, unsigned mode, struct isthmus_mutex **mutex);
 
@@ -286,7 +289,7 @@ struct isthmus_transaction;
 
 /* How many threads can commit at once, and how much; 0 is the default. All processes that open a space ask for the same. */
 struct isthmus_space_shape {
-	uint32_t slots;     /* threads that commit at the same time, in all processes: up to 512; default 64 */
+	uint32_t slots;     /* threads that commit at the same time; a process keeps up to 16 of them: up to 512; default 64 */
 	uint32_t locks;     /* a power of two up to 2^20; default 2048. Each guards some lines of 64 bytes */
 	uint32_t log_bytes; /* for one commit: 8, 8 for each line touched, 24 and its bytes for each write; default 4096 */
 };
@@ -331,7 +334,7 @@ int isthmus_transaction_write(struct isthmus_transaction *transaction, uint32_t 
 /*
  * Commits; returns one of these. Items that all lie in one aligned word of 8 bytes take a single compare-and-swap. Errors:
  * ISTHMUS_EINVAL for items out of bounds or larger than the log, ISTHMUS_ENOTFOUND for no such segment,
- * ISTHMUS_ENOTREACHABLE, ISTHMUS_EFULL when all slots are taken.
+ * ISTHMUS_ENOTREACHABLE, ISTHMUS_EFULL when other processes have all slots.
  */
 int isthmus_transaction_commit(struct isthmus_transaction *transaction);
 void isthmus_transaction_free(struct isthmus_transaction *transaction);
@@ -352,7 +355,7 @@ int isthmus_word_find(const struct isthmus_space *space, uint32_t node, uint32_t
 
 /*
  * Reads it into `value`. Returns ISTHMUS_COMMITTED, or ISTHMUS_LOCK_FAILED, which leaves `value` unchanged. Errors of this and
- * the next function: ISTHMUS_EINVAL for NULL, ISTHMUS_EFULL when all slots are taken, ISTHMUS_EREGION.
+ * the next function: ISTHMUS_EINVAL for NULL, ISTHMUS_EFULL when other processes have all slots, ISTHMUS_EREGION.
  */
 int isthmus_word_load(const struct isthmus_word *word, uint64_t *value);
 
@@ -426,7 +429,7 @@ int isthmus_ivc_arm(const struct isthmus_ivc *ivc);
 #define ISTHMUS_JOINED 1    /* a member can be reached that could not be before */
 #define ISTHMUS_LEFT 2      /* a member has left or died */
 #define ISTHMUS_SUSPENDED 3 /* a channel is no longer available, since an end migrates; with the bytes that were not read */
-#define ISTHMUS_GONE 4      /* the other end of a channel has closed or died */
+#define ISTHMUS_GONE 4      /* the context at the other end of a channel is gone; a mere close is read as ISTHMUS_EEND */
 
 struct isthmus_event {
 	int kind;
@@ -438,8 +441,8 @@ struct isthmus_event {
 };
 
 /*
- * Calls `each` for each event since the last call, waiting up to `timeout_ns` for one; returns how many there were. The first
- * call tells of all members that there are.
+ * Calls `each` for each event since the last call, waiting up to `timeout_ns` for one; returns how many there were. The first call
+ * tells of what came after isthmus_ivc_register(): isthmus_ivc_peers() lists the members that were there before.
  */
 int isthmus_ivc_events(const struct isthmus_ivc *ivc, uint64_t timeout_ns,
 		       void (*each)(const struct isthmus_event *event, void *arg), void *arg);

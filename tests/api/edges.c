@@ -211,6 +211,12 @@ static void segments(struct isthmus *here)
 	EXPECT(found, ISTHMUS_ENOTFOUND);
 }
 
+static void *own_and_die(void *unused)
+{
+	in_a_dying_child(lock_mutex);
+	return unused;
+}
+
 static void locks(struct isthmus *here)
 {
 	struct meeting meeting;
@@ -237,6 +243,13 @@ static void locks(struct isthmus *here)
 	pthread_join(thread, NULL);
 	EXPECT(isthmus_condition_wait(meeting.condition, meeting.mutex, MOMENT), ISTHMUS_ENOTOWNER);
 	EXPECT(isthmus_condition_wait(meeting.condition, NULL, MOMENT), ISTHMUS_EINVAL);
+	/* Its time is up, and what the dead owner has left is to be mended all the same. */
+	EXPECT(isthmus_mutex_lock(meeting.mutex, SOON), 0);
+	pthread_create(&thread, NULL, own_and_die, NULL);
+	EXPECT(isthmus_condition_wait(meeting.condition, meeting.mutex, SOON), ISTHMUS_OWNER_DIED);
+	pthread_join(thread, NULL);
+	EXPECT(isthmus_mutex_mend(meeting.mutex), 0);
+	EXPECT(isthmus_mutex_unlock(meeting.mutex), 0);
 	isthmus_condition_close(meeting.condition);
 	EXPECT(isthmus_condition_unlink(here, "edges"), 0);
 
@@ -544,6 +557,8 @@ static void channels(struct isthmus *here)
 		isthmus_ivc_events(two, 10 * MOMENT, note, &seen);
 	EXPECT(seen >> ISTHMUS_SUSPENDED & 1, 1);
 	EXPECT((int)isthmus_channel_read(accepted, more, 1), ISTHMUS_ESUSPENDED);
+	EXPECT((int)isthmus_channel_write(accepted, more, 1), 0);
+	EXPECT(isthmus_channel_write_all(accepted, more, 1, SOON), ISTHMUS_ESUSPENDED);
 	EXPECT(isthmus_ivc_resume(one), 0);
 	isthmus_channel_close(accepted);
 	isthmus_channel_close(there);

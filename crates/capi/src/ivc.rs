@@ -618,7 +618,10 @@ pub unsafe extern "C" fn isthmus_channel_write_all(
         let mut done = 0;
         while done < len {
             match channel.write_buf(from.part(done, len - done))? {
-                0 => of_all(channel.wait_writable(1, left(deadline)), done, timeout_ns)?,
+                0 => {
+                    of_all(channel.wait_writable(1, left(deadline)), done, timeout_ns)?;
+                    channel.check_suspended()?;
+                }
                 moved => done += moved,
             }
         }

@@ -296,9 +296,11 @@ pub unsafe extern "C" fn isthmus_condition_wait(
                 None => (condition.wait(guard)?, true),
                 Some(limit) => condition.wait_within(guard, limit)?,
             };
-            answer = if guard.owner_died() { OWNER_DIED } else { 0 };
+            let died = guard.owner_died();
+            answer = if died { OWNER_DIED } else { 0 };
             guard.keep();
-            if notified { Ok(()) } else { Err(isthmus::sync::Error::TimedOut.into()) }
+            // What the dead owner left has to be mended, time-out or not.
+            if notified || died { Ok(()) } else { Err(isthmus::sync::Error::TimedOut.into()) }
         };
         // SAFETY: by this function's contract, `mutex` is null or an open handle.
         given(unsafe { Handle::run(mutex, body) })
