@@ -204,8 +204,8 @@ impl Registry {
             );
             return Err(Refusal(Code::Denied, text));
         }
-        if new.kind.is_sysv() && (new.ends_with_creator || new.or_open || !objects::sysv::is_name(&new.name))
-        {
+        let is_sysv = || objects::sysv::is_name(&new.name, new.params[objects::sysv::KEY]);
+        if new.kind.is_sysv() && (new.ends_with_creator || new.or_open || !is_sysv()) {
             return Err(Refusal(Code::Invalid, format!("{} is no object of System V IPC", what())));
         }
         self.sweep_now_and_then();
@@ -752,7 +752,7 @@ mod tests {
             len: 8192,
             mode: 0o600,
             ends_with_creator: false,
-            params: [0; 4],
+            params: [objects::sysv::both(key.cast_unsigned(), 1), 0, 0, 0],
             or_open: false,
         })
     }
@@ -772,6 +772,31 @@ mod tests {
         // Nobody's place is not the host's.
         assert!(matches!(registry.answer(asker(5), &made(3)), Reply::Object(_)));
         assert!(matches!(registry.answer(asker(5), &made(4)), Reply::Refused { code: Code::Full, .. }));
+    }
+
+    #[test]
+    fn the_name_of_an_object_of_system_v_ipc_is_that_of_its_key() {
+        let mut registry = registry_with(Rules::default());
+        let asker = Asker { party: Party::new(0, 1, 1), user: (0, 0) };
+        let mut answer = |name: &str, key: u64| {
+            let Request::Create(new) = made(1) else { panic!("another request") };
+            registry.answer(
+                asker,
+                &Request::Create(NewObject { name: name.into(), params: [key, 0, 0, 0], ..new }),
+            )
+        };
+        for (name, key) in
+            [("00000042", 7), ("00000042", 0), ("private 1.1", 7), ("00000000", 0), ("0000004A", 0x4a)]
+        {
+            let answer = answer(name, key);
+            assert!(
+                matches!(answer, Reply::Refused { code: Code::Invalid, .. }),
+                "{name}, {key}: {answer:?}"
+            );
+        }
+        // The upper half is the maker's number.
+        assert!(matches!(answer("00000042", 9 << 32 | 0x42), Reply::Object(_)));
+        assert!(matches!(answer("private 1.1", 9 << 32), Reply::Object(_)));
     }
 
     #[test]

@@ -696,7 +696,8 @@ fn agent_and_processes_let_go_of_a_device_that_is_gone() {
 
 fn segment(key: i32) -> NewObject {
     let name = objects::sysv::name_of(key);
-    NewObject { kind: Kind::SysvShm, name, len: 8192, ends_with_creator: false, ..mutex("") }
+    let params = [objects::sysv::both(key.cast_unsigned(), 1), 0, 0, 0];
+    NewObject { kind: Kind::SysvShm, name, len: 8192, ends_with_creator: false, params, ..mutex("") }
 }
 
 /// What the test `as_a_process_of_a_vm` is to attach to, and which object of the table it is to open.

@@ -31,6 +31,8 @@ pub const PRIVATE: i32 = 0;
 const OURS: i32 = 1 << 30;
 const LIFE_BITS: u32 = 14;
 const INDEX_BITS: u32 = 16;
+/// How often an object is looked for and made by turns, while others make and remove it.
+const MOST_TRIES: u32 = 1000;
 
 /// Whether an id is one of ours.
 pub fn is_ours(id: i32) -> bool {
@@ -264,7 +266,7 @@ impl Ipc {
             let name = sysv::private_name(self.member.party(), count);
             return self.make(kind, key, name, mode, caller, new()?).map(|info| (info, true));
         }
-        loop {
+        for _ in 0..MOST_TRIES {
             if let Some(info) = self.find(kind, key) {
                 if flags & CREAT != 0 && flags & EXCL != 0 {
                     return Err(Errno::EXIST);
@@ -286,6 +288,8 @@ impl Ipc {
                 made => return made.map(|info| (info, true)),
             }
         }
+        // The table is written over.
+        Err(Errno::IO)
     }
 
     fn make(
@@ -297,6 +301,7 @@ impl Ipc {
         caller: &Caller,
         new: New,
     ) -> Result<ObjectInfo> {
+        self.forget_removed();
         let mut params = [0; 4];
         params[sysv::KEY] = sysv::both(key.cast_unsigned(), caller.pid);
         params[sysv::CHANGED] = now();
@@ -376,9 +381,18 @@ impl Ipc {
             return Err(Errno::INVAL);
         }
         let info = self.look_alive(kind, id)?;
+        self.forget_removed();
         let used = Arc::new(self.hold(&info)?);
         // Two threads may have opened it; the first one's stays.
         Ok(Arc::clone(lock(&self.used).entry(id).or_insert(used)))
+    }
+
+    /// Forgets what was removed since this process has used it: its memory serves nobody else as long as it is open here.
+    fn forget_removed(&self) {
+        let used: Vec<_> = lock(&self.used).extract_if(|_, used| used.is_removed()).collect();
+        let (sets, queues) = (self.sets.take_removed(), self.queues.take_removed());
+        // Dropped with no lock held: the last user tells the service.
+        drop((sets, queues, used));
     }
 
     /// Opens an object.

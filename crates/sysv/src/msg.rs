@@ -86,6 +86,11 @@ impl Queues {
     fn lock(&self) -> Guarded<'_, HashMap<i32, Arc<Open>>> {
         signals::lock(&self.0)
     }
+
+    /// Takes out what was removed.
+    pub(crate) fn take_removed(&self) -> Vec<(i32, Arc<Open>)> {
+        self.lock().extract_if(|_, queue| queue.is_removed()).collect()
+    }
 }
 
 /// Rights with which a call was let in, so that the next one need not look them up. Written by the owner of one of the queue's

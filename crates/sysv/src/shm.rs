@@ -88,7 +88,8 @@ impl Ipc {
     /// `EACCES`; `EINVAL`.
     pub fn attach(&self, id: i32, flags: i32, caller: &Caller) -> Result<Attached> {
         let info = self.look(Kind::SysvShm, id)?;
-        caller.check(&info, if flags & RDONLY == 0 { 0o600 } else { 0o400 })?;
+        let to_execute = if flags & EXEC == 0 { 0 } else { 0o100 };
+        caller.check(&info, if flags & RDONLY == 0 { 0o600 } else { 0o400 } | to_execute)?;
         let (region, service) = (self.member().region(), self.member().service());
         let shape = region.shape();
         let attached = Attached {

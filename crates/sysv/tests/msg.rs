@@ -5,9 +5,9 @@ mod queues;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use isthmus_sysv::ipc::NOWAIT;
+use isthmus_sysv::ipc::{CREAT, NOWAIT};
 use isthmus_sysv::msg::{EXCEPT, Limits, NOERROR, queue};
-use isthmus_sysv::{Caller, Errno};
+use isthmus_sysv::{Caller, Errno, Ipc};
 
 use queues::{Dice, LONG, Queue, World, eventually, read_line, told};
 
@@ -291,6 +291,20 @@ fn waiters_learn_that_a_queue_is_removed() {
     assert_eq!(q.receive(0, 1, NOWAIT), Err(Errno::IDRM));
     assert_eq!(world.ipc.queue(empty).err(), Some(Errno::INVAL));
     assert_eq!(world.ipc.msgstat(empty, &Caller::current(), true).err(), Some(Errno::INVAL));
+}
+
+#[test]
+fn a_queue_that_was_removed_leaves_its_memory_to_others() {
+    let (world, me) = (World::new(), Caller::current());
+    let client = Ipc::new(&world.attach());
+    for round in 0..100 {
+        let id = client.msgget(0, CREAT | 0o600, &me, &Limits::default());
+        let id = id.unwrap_or_else(|e| panic!("queue {round}: {e}"));
+        // A server answers, and never looks at the queue again.
+        Queue(world.ipc.queue(id).unwrap()).send(1, b"answer", 0).unwrap();
+        assert_eq!(Queue(client.queue(id).unwrap()).drain().len(), 1);
+        client.msgremove(id, &me).unwrap();
+    }
 }
 
 /// How long it takes a process that has gone to sleep to go on after `act`; the best of a few, since the machine may be busy.

@@ -26,12 +26,13 @@ pub fn private_name(maker: Party, count: u64) -> String {
     format!("private {:x}.{count}", maker.word())
 }
 
-/// Whether objects may have this name.
-pub fn is_name(name: &str) -> bool {
+/// Whether an object with this in [`KEY`] may have this name: processes find it by its key, and the service by its name.
+pub fn is_name(name: &str, with: u64) -> bool {
+    let key = halves(with).0.cast_signed();
     let is_hex = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_hexdigit());
     match name.strip_prefix("private ").and_then(|rest| rest.split_once('.')) {
-        Some((maker, count)) => is_hex(maker) && count.parse::<u64>().is_ok(),
-        None => name.len() == 8 && is_hex(name) && name != "00000000",
+        Some((maker, count)) => key == 0 && is_hex(maker) && count.parse::<u64>().is_ok(),
+        None => key != 0 && name == name_of(key),
     }
 }
 
