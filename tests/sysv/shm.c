@@ -814,6 +814,37 @@ CASE(fork_inherits, "After a fork the child inherits the attached segments; shmo
 	EQUAL(nattch(constant), 1);
 }
 
+CASE(fork_into_a_gap, "After a fork the child inherits the attached segments, wherever they are mapped; shmop(2)")
+{
+	/* What the library maps first lies below memory that is unmapped before the segment comes there. */
+	size_t len = 64 << 20;
+	char *above = mmap(NULL, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	CHECK(above != MAP_FAILED);
+	int id = new_shm(PAGE);
+	munmap(above, len);
+	char *at = attach(id);
+	strcpy(at, "parent's");
+	pid_t pid = child();
+	if (pid == 0) {
+		CHECK(!strcmp(at, "parent's"));
+		strcpy(at, "child's");
+		_exit(0);
+	}
+	JOIN(pid);
+	CHECK(!strcmp(at, "child's"));
+}
+
+CASE(stat_within_a_segment, "buf is a pointer to a shmid_ds structure, also within a segment; shmctl(2)")
+{
+	int id = new_shm(PAGE);
+	struct shmid_ds *ds = (struct shmid_ds *)attach(id);
+	OK(shmctl(id, IPC_STAT, ds));
+	EQUAL(ds->shm_segsz, PAGE);
+	ds->shm_perm.mode = 0640;
+	OK(shmctl(id, IPC_SET, ds));
+	EQUAL(shm_stat(id).shm_perm.mode & 0777, 0640);
+}
+
 CASE(fork_counts_at_once, "After a fork the child inherits the attached segments: it is counted before it has run; shmop(2)")
 {
 	int id = new_shm(PAGE);

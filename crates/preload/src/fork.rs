@@ -67,8 +67,10 @@ extern "C" fn in_child() {
     credentials::forget();
     let Some(mut fork) = FORK.with(|fork| fork.borrow_mut().take()) else { return };
     if let Some(state) = fork.state.as_mut().filter(|s| !s.mapped.is_empty()) {
+        // Else the region itself could come to lie where the program has a segment.
+        let kept = shm::reserve(state);
         match here::attach() {
-            Ok(ipc) => shm::inherit(state, ipc),
+            Ok(ipc) => shm::inherit(state, &kept, ipc),
             Err(_) => shm::lose_all(state),
         }
     }

@@ -1,7 +1,7 @@
-//! The program's pointers. Those of the calls that are not in a hurry are read and written by the kernel
-//! (process_vm_readv(2)), so that a wrong one is `EFAULT` and no signal; of those of semop, msgsnd and msgrcv each thread asks
-//! the kernel once for each page, and remembers some. So one to memory that the program has used in such a call before, and
-//! has unmapped since, may be a signal.
+//! The program's pointers. Those of the calls that are not in a hurry are read and written by the kernel (process_vm_readv(2),
+//! process_vm_writev(2)), so that a wrong one is `EFAULT` and no signal; of those of semop, msgsnd and msgrcv each thread asks the kernel
+//! once for each page, and remembers some. So one to memory that the program has used in such a call before, and has unmapped since, may
+//! be a signal.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -99,7 +99,8 @@ pub(crate) fn put_all<T: Copy>(at: *mut T, from: &[T]) -> Result<()> {
     copy(from.as_ptr().cast_mut().cast(), at.cast(), size_of_val(from), true)
 }
 
-/// Copies between memory of ours and an address of the program, by the kernel.
+/// Copies between memory of ours and an address of the program, by the kernel. It has to find the pages of the memory that it takes for
+/// another process's, which those of a device do not have: so that is ours.
 fn copy(ours: *mut c_void, theirs: *mut c_void, bytes: usize, to_them: bool) -> Result<()> {
     if bytes == 0 {
         return Ok(());
@@ -110,9 +111,9 @@ fn copy(ours: *mut c_void, theirs: *mut c_void, bytes: usize, to_them: bool) -> 
     let own = unsafe { libc::getpid() };
     let done = match to_them {
         // SAFETY: `ours` is memory of the caller's; the kernel checks the other address.
-        true => unsafe { libc::process_vm_writev(own, &raw const ours, 1, &raw const theirs, 1, 0) },
+        true => unsafe { libc::process_vm_readv(own, &raw const theirs, 1, &raw const ours, 1, 0) },
         // SAFETY: as above.
-        false => unsafe { libc::process_vm_readv(own, &raw const ours, 1, &raw const theirs, 1, 0) },
+        false => unsafe { libc::process_vm_writev(own, &raw const theirs, 1, &raw const ours, 1, 0) },
     };
     if usize::try_from(done) == Ok(bytes) { Ok(()) } else { Err(Errno::FAULT) }
 }

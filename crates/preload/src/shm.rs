@@ -1,10 +1,11 @@
 //! shmget(2), shmop(2), shmctl(2): mappings, and the structures of the man pages.
 
 use std::ffi::{c_int, c_void};
+use std::ops::Range;
 use std::os::fd::AsFd;
 
-use isthmus_region::dax;
 use isthmus_region::objects::{Kind, ObjectInfo, sysv};
+use isthmus_region::{dax, huge};
 use isthmus_sysv::shm::{Attached, EXEC, PAGE, RDONLY, Stat};
 use isthmus_sysv::{Ipc, ipc};
 use rustix::io::Errno;
@@ -26,6 +27,19 @@ struct Span {
     bytes: usize,
     /// Offset of the segment's first page in the file.
     offset: u64,
+}
+
+/// Where a segment is mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Where the kernel likes.
+    Any,
+    /// At an address where nothing is.
+    Free,
+    /// Over what is at an address.
+    Over,
+    /// Over what keeps the address for it.
+    Reserved,
 }
 
 /// A segment that is attached here.
@@ -100,7 +114,12 @@ fn attach(id: i32, address: usize, flags: i32) -> Result<usize> {
     let Some(state) = state.as_mut() else { return Err(Errno::IO) };
     let what = ipc.attach(id, flags, &caller)?;
     let file = state.file(ipc, what.file);
-    let mapped = file.and_then(|file| map(&what, address, flags, protection, file.as_fd()));
+    let place = match (address, flags & REMAP) {
+        (0, _) => Place::Any,
+        (_, 0) => Place::Free,
+        _ => Place::Over,
+    };
+    let mapped = file.and_then(|file| map(&what, address, place, protection, file.as_fd()));
     match mapped {
         Ok((address, span)) => {
             if flags & REMAP != 0 {
@@ -120,51 +139,50 @@ fn attach(id: i32, address: usize, flags: i32) -> Result<usize> {
 fn map(
     what: &Attached,
     address: usize,
-    flags: i32,
+    place: Place,
     protection: ProtFlags,
     file: std::os::fd::BorrowedFd<'_>,
 ) -> Result<(usize, Span)> {
     let bytes = usize::try_from(what.mapped()).map_err(|_| Errno::NOMEM)?;
     let offset = what.offset + dax::begin(file);
-    let is_dax = dax::may_be_dax(file);
-    let is_whole =
-        [offset, what.mapped(), address as u64].iter().all(|value| value.is_multiple_of(dax::ALIGN));
-    if is_whole || !is_dax {
-        let at = map_at(address, bytes, flags, protection, file, offset)?;
+    let unit = if dax::may_be_dax(file) { dax::ALIGN } else { huge::page_bytes(file).unwrap_or(PAGE) };
+    let is_whole = [offset, what.mapped(), address as u64].iter().all(|value| value.is_multiple_of(unit));
+    if is_whole {
+        let at = map_at(address, bytes, place, protection, file, offset)?;
         return Ok((at, Span { address: at, bytes, offset }));
     }
-    // A memory device maps nothing but whole large pages, so what lies beside the segment comes along. The kernel must not be asked for
-    // less: it looks at addresses alone, and would map what lies before the segment.
-    if flags & REMAP != 0 {
+    // A memory device, and a file of huge pages, map nothing but whole large pages, so what lies beside the segment comes along. The
+    // kernel must not be asked for less of a device: it looks at addresses alone, and would map what lies before the segment.
+    if place == Place::Over {
         return Err(Errno::INVAL);
     }
-    let first = offset / dax::ALIGN * dax::ALIGN;
-    let all = (offset + what.mapped()).next_multiple_of(dax::ALIGN) - first;
+    let first = offset / unit * unit;
+    let all = (offset + what.mapped()).next_multiple_of(unit) - first;
     let [before, all] = [offset - first, all].map(usize::try_from);
     let (before, all) = (before.map_err(|_| Errno::NOMEM)?, all.map_err(|_| Errno::NOMEM)?);
     let from = if address == 0 { 0 } else { address.checked_sub(before).ok_or(Errno::INVAL)? };
-    if !(from as u64).is_multiple_of(dax::ALIGN) {
+    if !(from as u64).is_multiple_of(unit) {
         return Err(Errno::INVAL);
     }
-    let at = map_at(from, all, flags, protection, file, first)?;
+    let at = map_at(from, all, place, protection, file, first)?;
     Ok((at + before, Span { address: at, bytes: all, offset }))
 }
 
 fn map_at(
     address: usize,
     bytes: usize,
-    flags: i32,
+    place: Place,
     protection: ProtFlags,
     file: std::os::fd::BorrowedFd<'_>,
     offset: u64,
 ) -> Result<usize> {
-    let place = match (address, flags & REMAP) {
-        (0, _) => MapFlags::empty(),
-        (_, 0) => MapFlags::FIXED_NOREPLACE,
-        _ => MapFlags::FIXED,
+    let place = match place {
+        Place::Any => MapFlags::empty(),
+        Place::Free => MapFlags::FIXED_NOREPLACE,
+        Place::Over | Place::Reserved => MapFlags::FIXED,
     };
     let at = std::ptr::without_provenance_mut(address);
-    // SAFETY: at an address of the kernel's choice, at one where nothing is, or at one that the program gives up.
+    // SAFETY: at an address of the kernel's choice, at one where nothing is, or at one that the program or `reserve` gives up.
     let at = unsafe { rustix::mm::mmap(at, bytes, protection, MapFlags::SHARED | place, file, offset) };
     // A child gets them by `inherit` alone, which counts them; one that libc does not know of has none.
     if let Ok(at) = at {
@@ -251,22 +269,48 @@ fn range(line: &str) -> Option<(usize, usize, u64)> {
     Some((usize::from_str_radix(low, 16).ok()?, usize::from_str_radix(high, 16).ok()?, offset))
 }
 
-/// In a forked child: each segment is attached once more, at its address. One that is gone since, because the parent was killed,
-/// cannot be touched.
-pub(crate) fn inherit(state: &mut State, ipc: &Ipc) {
+/// In a forked child, before it maps anything: keeps the addresses of its parent's segments, where nothing is now. Gives for each
+/// whether all of them are kept: not where the program has something else by now.
+pub(crate) fn reserve(state: &State) -> Vec<bool> {
+    let kept_for = |segment: &Mapped, kept: &mut Vec<Range<usize>>| {
+        let (mut at, end) = (segment.span.address, segment.span.address + segment.span.bytes);
+        let mut is_all = true;
+        while at < end {
+            // A segment may lie over a part of another one.
+            if let Some(of_another) = kept.iter().find(|range| range.contains(&at)) {
+                at = of_another.end;
+                continue;
+            }
+            let next = kept.iter().map(|range| range.start).filter(|start| *start > at).fold(end, usize::min);
+            is_all &= keep(at, next - at);
+            kept.push(at..next);
+            at = next;
+        }
+        is_all
+    };
+    let mut kept = Vec::new();
+    state.mapped.iter().map(|segment| kept_for(segment, &mut kept)).collect()
+}
+
+/// Has nothing at an address, and nothing come there.
+fn keep(address: usize, bytes: usize) -> bool {
+    let place = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+    let at = std::ptr::without_provenance_mut(address);
+    // SAFETY: where nothing is.
+    unsafe { rustix::mm::mmap_anonymous(at, bytes, ProtFlags::empty(), place) }.is_ok()
+}
+
+/// In a forked child: each segment is attached once more, at its address, which is `kept` for it or not. One that is gone since, because
+/// the parent was killed, cannot be touched.
+pub(crate) fn inherit(state: &mut State, kept: &[bool], ipc: &Ipc) {
     let mapped = std::mem::take(&mut state.mapped);
-    for segment in mapped {
+    for (segment, is_kept) in mapped.into_iter().zip(kept) {
         let is_there = ipc.inherit(&segment.what);
-        // As it did in the parent, it replaces a part of one that was there before.
-        let is_over = |under: &Mapped| {
-            under.is_cut
-                && under.address < segment.address.saturating_add(segment.bytes())
-                && segment.address < under.address.saturating_add(under.bytes())
-        };
-        let over = if state.mapped.iter().any(is_over) { REMAP } else { 0 };
+        // In the parent's order, so that one which lies over a part of another does so here.
+        let place = if *is_kept { Place::Reserved } else { Place::Free };
         let file = is_there.then(|| state.file(ipc, segment.what.file).ok()).flatten();
         let again = file.and_then(|file| {
-            map(&segment.what, segment.address, over, segment.protection, file.as_fd()).ok()
+            map(&segment.what, segment.address, place, segment.protection, file.as_fd()).ok()
         });
         match again {
             Some((_, span)) => state.mapped.push(Mapped { span, ..segment }),
@@ -290,10 +334,8 @@ pub(crate) fn lose_all(state: &mut State) {
 /// Keeps a segment's place, where nothing can be read or written: wrong data would be worse than a signal.
 fn lose(mapped: &Mapped) {
     here::say(here::About::Segment, "a segment that the parent has attached cannot be had here");
-    let place = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
-    let at = std::ptr::without_provenance_mut(mapped.address);
-    // SAFETY: where nothing is, since the mapping was not inherited.
-    let _ = unsafe { rustix::mm::mmap_anonymous(at, mapped.bytes(), ProtFlags::empty(), place) };
+    // It may be kept already.
+    let _ = keep(mapped.address, mapped.bytes());
 }
 
 /// shmctl(2).

@@ -3,6 +3,7 @@
 //! The kernel keeps a pool for each size, which an administrator fills. All that a region takes is taken from it at once,
 //! by `fallocate`: what was only promised would be a bus error for the process that touches a page that is not there.
 
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use rustix::fs::MemfdFlags;
@@ -13,6 +14,17 @@ use crate::error::{Error, Result};
 pub const POOLS: &str = "/sys/kernel/mm/hugepages";
 /// Where `memfd_create` looks for the logarithm of the page size (`MFD_HUGE_SHIFT`).
 const SIZE_SHIFT: u32 = 26;
+
+/// What `statfs` says of files of huge pages (linux/magic.h).
+const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+
+/// The size of a file's huge pages, of which mappings begin and end at multiples; none if it has ordinary ones.
+pub fn page_bytes(file: BorrowedFd<'_>) -> Option<u64> {
+    // The type of this field differs between architectures.
+    #[allow(clippy::unnecessary_cast)]
+    let of = rustix::fs::fstatfs(file).ok().filter(|fs| fs.f_type as i64 == HUGETLBFS_MAGIC)?;
+    u64::try_from(of.f_bsize).ok()
+}
 
 /// The kernel's pool of huge pages of one size.
 #[derive(Debug, Clone, PartialEq, Eq)]
