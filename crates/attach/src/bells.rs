@@ -12,6 +12,7 @@ use isthmus_region::driver::{Driver, vector_of_place, vector_of_slot};
 use isthmus_region::life::State;
 use isthmus_region::membership::Region;
 use isthmus_region::place::Place;
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 /// Most bells of one endpoint. A process needs one; several of its threads may ask at once.
 const MOST_OF_ONE: usize = 8;
@@ -146,6 +147,19 @@ impl Bells {
     /// How many bells for places a client has.
     pub(crate) fn places_of(&self, key: Key) -> usize {
         self.table().places.values().flatten().filter(|(owner, _)| *owner == key).count()
+    }
+
+    /// Removes a client's bells for places whose other end it has closed.
+    pub(crate) fn forget_closed(&self, key: Key) {
+        let is_closed = |bell: &OwnedFd| {
+            let mut poll = [PollFd::new(bell, PollFlags::empty())];
+            let looked = rustix::event::poll(&mut poll, Some(&Timespec::default()));
+            looked.is_ok() && poll[0].revents().contains(PollFlags::ERR)
+        };
+        self.table().places.retain(|_, bells| {
+            bells.retain(|(owner, bell)| *owner != key || !is_closed(bell));
+            !bells.is_empty()
+        });
     }
 
     /// Removes all bells of a client that is gone.

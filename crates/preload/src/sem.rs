@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use isthmus_region::objects::{Kind, sysv};
-use isthmus_region::signals::Blocked;
+use isthmus_region::signals::{Allocated, Blocked};
 use isthmus_sysv::caller::{ALTER, READ};
 use isthmus_sysv::sem::{Awaited, MOST, MOST_OF_SET, MOST_OPS, Op, Set, Stat, wanted};
 use isthmus_sysv::{Ipc, ipc};
@@ -120,11 +120,11 @@ unsafe fn operate(id: c_int, ops: *const Op, count: usize, limit: Option<Duratio
         return run(id, &[unsafe { ops.read_unaligned() }], limit);
     }
     let mut few = [Op::default(); FEW];
-    let mut many = Vec::new();
+    let mut many;
     let copy = match count {
         0..=FEW => &mut few[..count],
         _ => {
-            many.resize(count, Op::default());
+            many = Allocated::new(Op::default(), count);
             &mut many[..]
         }
     };

@@ -1,8 +1,8 @@
 //! What a process holds once it has attached: the region, its place in it, and its local service.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use isthmus_lockfree::life::{Life, State};
@@ -28,6 +28,7 @@ use crate::objects::{Access, Kind, NewObject, ObjectGrant};
 use crate::party::Party;
 use crate::pool::Pool;
 use crate::shared_by_threads::Count;
+use crate::signals::Blocked;
 use crate::source::Source;
 
 /// What a process asks its local service for (the control path). Implemented by the attach protocol's client, and by
@@ -262,6 +263,35 @@ pub trait LocalService: Send + Sync {
     fn abandon(&self) {}
 }
 
+/// How often the lock of these is tried.
+const WATCHES_TRIES: u32 = 1000;
+
+/// Bells for places at which nobody sleeps just now: the last few that served, each with what it is kept by.
+#[derive(Debug)]
+struct Watches(VecDeque<(u64, Kept)>);
+
+impl Watches {
+    /// Each is a descriptor here and two of the service, which gives a process so many only.
+    const MOST: usize = 32;
+
+    /// With room for all: nothing is allocated where the handler of a signal may come in between.
+    fn new() -> Self {
+        Self(VecDeque::with_capacity(Self::MOST))
+    }
+
+    fn take(&mut self, by: u64) -> Option<Kept> {
+        let at = self.0.iter().rposition(|(kept_by, _)| *kept_by == by)?;
+        self.0.remove(at).map(|(_, watch)| watch)
+    }
+
+    /// Gives the one that goes for it, if there are too many.
+    fn leave(&mut self, by: u64, watch: Kept) -> Option<Kept> {
+        let oldest = if self.0.len() >= Self::MOST { self.0.pop_front() } else { None };
+        self.0.push_back((by, watch));
+        oldest.map(|(_, watch)| watch)
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -324,7 +354,7 @@ pub struct Member {
     service: Arc<dyn LocalService>,
     directories: Mutex<HashMap<u32, (u64, Directory)>>,
     /// Bells for places of the region at which no thread waits now. Objects come and go, and their places come back.
-    watches: Mutex<HashMap<u64, Vec<Kept>>>,
+    watches: Mutex<Watches>,
     /// Bells by which processes of the own peer ring this one's threads.
     near: Bells,
     /// Processes of the own peer from which this one may copy.
@@ -402,7 +432,7 @@ impl Member {
             counters,
             service,
             directories,
-            watches: Mutex::default(),
+            watches: Mutex::new(Watches::new()),
             near: Bells::new(Party::new(peer, grant.area, grant.incarnation), uuid),
             processes: Processes::default(),
             keepers: Mutex::default(),
@@ -482,7 +512,7 @@ impl Member {
         self.near.abandon();
         // A thread of the parent may have had it locked.
         if let Ok(mut watches) = self.watches.try_lock() {
-            watches.clear();
+            watches.0.clear();
         }
     }
 
@@ -504,14 +534,34 @@ impl Member {
 
     /// A bell for a place of the region, for one thread at a time: one that was left here, or a new one.
     pub(crate) fn take_watch(&self, place: u64) -> Option<Kept> {
-        let left = lock(&self.watches).get_mut(&self.watch_of(place)).and_then(Vec::pop);
+        let left = self.watches().and_then(|mut watches| watches.take(self.watch_of(place)));
         // The program may have closed all that it did not open.
-        let left = left.filter(Kept::is_there);
-        left.or_else(|| self.service.watch(place).ok().map(Kept::new))
+        left.filter(Kept::is_there).or_else(|| {
+            // A handler of a signal would wait for the answer to this thread's own request.
+            let _blocked = Blocked::new();
+            self.service.watch(place).ok().map(Kept::new)
+        })
     }
 
     pub(crate) fn leave_watch(&self, place: u64, watch: Kept) {
-        lock(&self.watches).entry(self.watch_of(place)).or_default().push(watch);
+        let too_many = match self.watches() {
+            Some(mut watches) => watches.leave(self.watch_of(place), watch),
+            None => Some(watch),
+        };
+        drop(too_many);
+    }
+
+    /// The bells that were left here; none if this thread is the handler of a signal that came while it had them. Others have them for a
+    /// few instructions.
+    fn watches(&self) -> Option<MutexGuard<'_, Watches>> {
+        for _ in 0..WATCHES_TRIES {
+            match self.watches.try_lock() {
+                Ok(watches) => return Some(watches),
+                Err(TryLockError::Poisoned(watches)) => return Some(watches.into_inner()),
+                Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
+            }
+        }
+        None
     }
 
     /// What a bell for a place is kept by: the guest driver's is that of all places of a vector.

@@ -72,6 +72,39 @@ impl Drop for Blocked {
     }
 }
 
+/// Memory that is allocated and freed with all signals blocked, in a call that signals may interrupt.
+#[derive(Debug)]
+pub struct Allocated<T>(Vec<T>);
+
+impl<T: Clone> Allocated<T> {
+    /// So many of a value.
+    pub fn new(value: T, count: usize) -> Self {
+        let _blocked = Blocked::new();
+        Self(vec![value; count])
+    }
+}
+
+impl<T> Deref for Allocated<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for Allocated<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.0
+    }
+}
+
+impl<T> Drop for Allocated<T> {
+    fn drop(&mut self) {
+        let _blocked = Blocked::new();
+        drop(std::mem::take(&mut self.0));
+    }
+}
+
 /// A lock that its thread has with all signals blocked.
 #[derive(Debug)]
 pub struct Guarded<'a, T> {

@@ -24,6 +24,7 @@
 use std::time::{Duration, Instant};
 
 use crate::member::Member;
+use crate::signals::Blocked;
 use crate::sync::Word;
 
 /// How long one kind of wait stays at its stages.
@@ -170,6 +171,8 @@ impl Member {
     /// Whether more processes have endpoints than there are processors for them: in the whole region, or at this
     /// peer. Looks at every directory.
     pub fn is_crowded(&self) -> bool {
+        // A handler may come here again, and directories are kept behind a lock.
+        let _blocked = Blocked::new();
         let (mut all, mut here) = (0, 0);
         for info in self.region().peers() {
             let count = self.directory(info.index).map_or(0, |(_, d)| d.processes()) as u64;

@@ -35,7 +35,7 @@ use isthmus_region::mapping::Section;
 use isthmus_region::member::Member;
 use isthmus_region::objects::{self, Kind, sysv};
 use isthmus_region::party::Party;
-use isthmus_region::signals::{self, Blocked, Guarded};
+use isthmus_region::signals::{self, Allocated, Blocked, Guarded};
 use isthmus_sync::wait::Learned;
 use rustix::io::Errno;
 
@@ -118,6 +118,11 @@ pub(crate) struct Sets(Mutex<HashMap<i32, Arc<Set>>>);
 impl Sets {
     fn lock(&self) -> Guarded<'_, HashMap<i32, Arc<Set>>> {
         signals::lock(&self.0)
+    }
+
+    /// Takes out what was removed.
+    pub(crate) fn take_removed(&self) -> Vec<(i32, Arc<Set>)> {
+        self.lock().extract_if(|_, set| set.is_removed()).collect()
     }
 }
 
@@ -376,7 +381,7 @@ impl Set {
             let count = gather(ops, &mut items);
             return self.change(ops, &mut items[..count]);
         }
-        let mut items = vec![Item::default(); ops.len()];
+        let mut items = Allocated::new(Item::default(), ops.len());
         let count = gather(ops, &mut items);
         self.change(ops, &mut items[..count])
     }

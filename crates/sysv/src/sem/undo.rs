@@ -16,6 +16,7 @@ use isthmus_lockfree::sync::Word;
 use isthmus_region::mapping::Section;
 use isthmus_region::member::Member;
 use isthmus_region::party::Party;
+use isthmus_region::signals::Blocked;
 use rustix::io::Errno;
 
 use super::space::Space;
@@ -34,8 +35,14 @@ pub(super) struct Own(OnceLock<Box<[Word]>>);
 impl Own {
     #[inline]
     fn of(&self, set: &Set, num: u32) -> Option<&Word> {
-        let all = self.0.get_or_init(|| (0..set.len()).map(|_| Word::new(0)).collect());
-        all.get(num as usize)
+        self.0.get().map_or_else(|| self.made(set), Box::as_ref).get(num as usize)
+    }
+
+    #[cold]
+    fn made(&self, set: &Set) -> &[Word] {
+        // The handler of a signal that came meanwhile would wait for this for ever.
+        let _blocked = Blocked::new();
+        self.0.get_or_init(|| (0..set.len()).map(|_| Word::new(0)).collect())
     }
 }
 
