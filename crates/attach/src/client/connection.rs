@@ -25,8 +25,8 @@ pub(super) struct Connection {
     pub(super) socket: Arc<Kept>,
     sequence: u64,
     patience: Duration,
-    /// Number of a request about a named object that was given up and has no answer yet.
-    unanswered: Option<u64>,
+    /// Number of a request about a named object that was given up and has no answer yet, and whether it opens one.
+    unanswered: Option<(u64, bool)>,
     /// Objects, by index and incarnation, that such a request opened: no user of this process knows of them.
     to_close: Vec<(u32, u64)>,
     /// Numbers of requests for more memory that were given up and have no answer yet.
@@ -120,7 +120,9 @@ impl Connection {
         }
         let answer = self.receive(self.sequence, deadline);
         if let Err(Error::TimedOut { .. }) = answer {
-            self.unanswered = Some(self.sequence);
+            // What is made of System V IPC is not opened by that.
+            let opens = !matches!(request, Request::Create(new) if new.kind.is_sysv());
+            self.unanswered = Some((self.sequence, opens));
         }
         answer.map(|(reply, _)| reply)
     }
@@ -129,7 +131,7 @@ impl Connection {
     fn catch_up(&mut self, deadline: Instant) -> Result<()> {
         while self.unanswered.is_some() || !self.to_close.is_empty() {
             match self.unanswered {
-                Some(number) => drop(self.receive(number, deadline)?),
+                Some((number, _)) => drop(self.receive(number, deadline)?),
                 None => self.close_one()?,
             }
         }
@@ -141,7 +143,7 @@ impl Connection {
         if let Some((index, incarnation)) = self.to_close.last().copied() {
             self.send(&Request::Close { index, incarnation }, None)?;
             self.to_close.pop();
-            self.unanswered = Some(self.sequence);
+            self.unanswered = Some((self.sequence, false));
         }
         Ok(())
     }
@@ -182,11 +184,11 @@ impl Connection {
                 return Err(Error::Gone);
             }
             let (sequence, reply) = Reply::decode(&packet.frame)?;
-            if self.unanswered == Some(sequence) {
-                self.unanswered = None;
-                if let Reply::Object(grant) = &reply {
-                    self.to_close.push((grant.index, grant.incarnation));
-                }
+            if let Some((_, opens)) = self.unanswered.take_if(|(number, _)| *number == sequence)
+                && let Reply::Object(grant) = &reply
+                && opens
+            {
+                self.to_close.push((grant.index, grant.incarnation));
             }
             if let Some(at) = self.grows.iter().position(|number| *number == sequence) {
                 self.grows.swap_remove(at);
