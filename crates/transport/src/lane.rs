@@ -61,13 +61,15 @@ pub struct Place {
 }
 
 impl Place {
-    /// Takes memory for a lane.
+    /// Takes memory for a lane. Where there is none, each round of progress comes here again, so the service is asked now and then only;
+    /// for the reserve, without which there is no endpoint, it is.
     ///
     /// # Errors
     /// As [`Member::take`].
     pub fn take(member: &Member, size: Size, reserve: bool) -> isthmus_region::Result<Self> {
-        let ring = member.take(size.ring_bytes())?;
-        match member.take(size.data_bytes) {
+        let take = |bytes| if reserve { member.take(bytes) } else { member.take_unless_refused(bytes) };
+        let ring = take(size.ring_bytes())?;
+        match take(size.data_bytes) {
             Ok(data) => Ok(Self { ring, data, size, reserve }),
             Err(e) => {
                 member.give(ring, size.ring_bytes());

@@ -322,6 +322,8 @@ struct Berth {
     open_lanes: usize,
     /// Closed lanes whose receivers have not cleared their accept entries yet.
     closing: Vec<(PeerId, Outgoing)>,
+    /// When the last of them was closed.
+    closed: Option<Instant>,
     chunk_pool: Vec<u64>,
     chunks_taken: u64,
     /// The fewest chunks that were in the pool, and since when.
@@ -464,6 +466,7 @@ impl Endpoint {
             reserve: Some(reserve),
             open_lanes: 0,
             closing: Vec::new(),
+            closed: None,
             chunk_pool: Vec::new(),
             chunks_taken: 0,
             idle_chunks: None,

@@ -1,5 +1,7 @@
 //! Outgoing lanes: opening them, finding their accept entries, closing them.
 
+use std::time::{Duration, Instant};
+
 use isthmus_lockfree::life::{Life, State};
 use isthmus_lockfree::sync::release_fence;
 use isthmus_region::chain;
@@ -18,6 +20,9 @@ use crate::types::{PeerId, PostError};
 
 /// Lanes above which new ones are small.
 pub const MANY_LANES: usize = 32;
+/// In a full region lanes are closed one after the other; but where the last one's receiver has not let it go for so long, up to so many.
+const LATE: Duration = Duration::from_millis(10);
+const MOST_CLOSING: usize = 4;
 
 impl Berth {
     /// Returns a lane's memory to the area, or to the reserve.
@@ -99,7 +104,9 @@ impl Core {
 
     /// Closes an idle lane in a full region, so that another can be opened.
     fn make_room(&mut self, berth: &mut Berth) {
-        if berth.closing.is_empty() {
+        // One whose receiver makes no progress must not keep others from going.
+        let is_late = || berth.closed.is_none_or(|at| at.elapsed() > LATE);
+        if berth.closing.is_empty() || (berth.closing.len() < MOST_CLOSING && is_late()) {
             self.close_an_idle_lane(berth);
         }
         self.finish_closing(berth);
@@ -217,6 +224,12 @@ impl Core {
         step(Step::LaneClosed);
         berth.bump_version(true);
         out.announce();
+        if let Some(bell) = out.bell_to_ring()
+            && let Some(slot) = self.peers[peer].record.as_ref().map(Record::slot)
+        {
+            self.ring(berth, id, bell, slot);
+        }
+        berth.closed = Some(Instant::now());
         berth.chunk_pool.extend(out.all_chunks());
         berth.closing.push((id, out));
     }

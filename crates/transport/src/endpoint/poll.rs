@@ -136,7 +136,7 @@ fn take_short(
     let (len, tagged, tag) = (message.len(), message.tagged(), message.tag());
     let (buf, ticket) = matching.find_simple(tagged, source, tag)?;
     if wire::kind_of(head) != kind::INLINE {
-        return take_staged(lane, head, peer, matching, (buf, ticket), sink);
+        return take_staged(lane, (head, tag), peer, matching, (buf, ticket), sink);
     }
     let data = message.data();
     // Copied out, checked (P5), and only then placed.
@@ -169,14 +169,15 @@ fn take_short(
 #[inline(never)]
 fn take_staged(
     lane: &mut Incoming,
-    head: u64,
+    // As read once: what was matched is what is reported.
+    (head, tag): (u64, u64),
     peer: &Peer,
     matching: &mut Matching,
     (buf, ticket): (LocalBuf, Ticket),
     sink: &mut impl ShortSink,
 ) -> Option<usize> {
     let (source, slot, flags) = (lane.peer, lane.next(), wire::flags_of(head));
-    let (tag, len, offset) = (slot.word(1), slot.word(3), slot.word(4));
+    let (len, offset) = (slot.word(3), slot.word(4));
     let is_plain = wire::kind_of(head) == kind::EAGER && flags & flag::ACK == 0;
     if !is_plain || len > (buf.len() as u64).min(Size::USUAL.data_bytes) {
         return None;

@@ -130,7 +130,12 @@ impl Core {
         // The check that decides: of everything.
         (berth.next_activity, berth.next_slow) = (0, 0);
         if self.progress(berth) || !self.completions.is_empty() || !berth.hot.is_empty() {
-            sleep::announce_awake(&berth.block.words[4]);
+            if berth.asleep.is_some() {
+                // Another thread sleeps, which nobody would ring for once the word says that all are awake.
+                berth.wake_all();
+            } else {
+                sleep::announce_awake(&berth.block.words[4]);
+            }
             berth.naps = 0;
             return None;
         }
@@ -223,7 +228,7 @@ impl Core {
     }
 
     /// Rings a remote endpoint that sleeps.
-    fn ring(&mut self, berth: &mut Berth, to: PeerId, bell: Bell, slot: GlobalSlot) {
+    pub(super) fn ring(&mut self, berth: &mut Berth, to: PeerId, bell: Bell, slot: GlobalSlot) {
         self.peers[to.0 as usize].sent.add(LaneCounter::Wakeups, 1);
         self.tally.add(Counter::Wakeups, 1);
         berth.member.ring(slot, bell);
