@@ -332,6 +332,69 @@ static void signaled(struct side *s)
 	EQUAL(fi_cq_sread(s->cq, &e, 1, NULL, -1), -FI_EAGAIN);
 	CHECK(now() - begun > 0.15 && now() - begun < 5);
 	pthread_join(thread, NULL);
+	if (wait_obj == FI_WAIT_FD) {
+		/* It ends one wait, and no others. */
+		struct fid *fids[] = {&s->cq->fid};
+		int t = -FI_EAGAIN;
+		EQUAL(fi_cq_signal(s->cq), 0);
+		for (int i = 0; i < 100 && t == -FI_EAGAIN; i++)
+			t = fi_trywait(s->fabric, fids, 1);
+		EQUAL(t, 0);
+		EQUAL(fi_cq_read(s->cq, &e, 1), -FI_EAGAIN);
+	}
+	barrier();
+}
+
+#define LATE 21
+
+struct late {
+	struct side *s;
+	_Atomic int seen;
+};
+
+static void *sees_late(void *arg)
+{
+	struct late *l = arg;
+	for (int i = 0; i < LATE; i++) {
+		sread_one(l->s);
+		l->seen++;
+	}
+	return NULL;
+}
+
+static int by_size(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+	return (x > y) - (x < y);
+}
+
+/* A thread sleeps in the queue; another one posts receives of messages that have arrived long before. */
+static void late_receives(struct side *s)
+{
+	static char in[LATE];
+	double took[LATE];
+	struct late l = {.s = s};
+	pthread_t thread;
+	if (rank_here == 1)
+		for (int i = 0; i < LATE; i++)
+			POST(s, fi_tinject(s->ep, "x", 1, s->other, i));
+	barrier();
+	if (rank_here == 0) {
+		CHECK(pthread_create(&thread, NULL, sees_late, &l) == 0);
+		for (int i = 0; i < LATE; i++) {
+			usleep(20000 + 1000 * i);
+			double begun = now();
+			EQUAL(fi_trecv(s->ep, &in[i], 1, NULL, s->other, i, 0, &in[i]), 0);
+			while (l.seen == i)
+				usleep(100);
+			took[i] = now() - begun;
+		}
+		pthread_join(thread, NULL);
+		qsort(took, LATE, sizeof *took, by_size);
+		/* Where nobody wakes the thread, it looks after half of its longest sleep on average: 25 ms, or more in a VM. */
+		if (took[LATE / 2] > 0.01)
+			FAIL("a completion was seen after %.1f ms (median)", took[LATE / 2] * 1e3);
+	}
 	barrier();
 }
 
@@ -497,6 +560,8 @@ static const struct {
 	{"counter", counter, FI_WAIT_UNSPEC, FI_THREAD_DOMAIN, false},
 	{"signaled", signaled, FI_WAIT_UNSPEC, FI_THREAD_SAFE, false},
 	{"signaled_descriptor", signaled, FI_WAIT_FD, FI_THREAD_SAFE, false},
+	{"late_receives", late_receives, FI_WAIT_UNSPEC, FI_THREAD_SAFE, false},
+	{"late_receives_by_descriptor", late_receives, FI_WAIT_FD, FI_THREAD_SAFE, false},
 	{"threads", threads, FI_WAIT_UNSPEC, FI_THREAD_SAFE, false},
 	{"threads_by_descriptor", threads, FI_WAIT_FD, FI_THREAD_SAFE, false},
 	{"beside", beside, FI_WAIT_UNSPEC, FI_THREAD_SAFE, false},

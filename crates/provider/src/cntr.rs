@@ -108,7 +108,8 @@ impl Cntr {
 
     /// `fi_trywait`: whether the program may block on the descriptor now; none if the counter has no descriptor.
     pub(crate) fn arm(&self) -> Option<bool> {
-        let before = self.sum();
+        // What was counted since the last read is news, too.
+        let before = self.counts.lock().seen;
         if progress(&self.endpoints) == Progress::Broken || self.sum() != before {
             return self.waiter.descriptor().map(|_| false);
         }

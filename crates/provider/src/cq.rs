@@ -229,6 +229,10 @@ impl Cq {
     /// `fi_trywait`: whether the program may block on the descriptor now; none if the queue has no descriptor.
     pub(crate) fn arm(&self) -> Option<bool> {
         if progress(&self.endpoints) == Progress::Broken || self.is_there() {
+            // A signal ends one wait: this one, unless it is for a thread in fi_cq_sread.
+            if !self.waiter.has_sleepers() {
+                self.queue.lock().signaled = false;
+            }
             return self.waiter.descriptor().map(|_| false);
         }
         self.waiter.arm(&self.endpoints, || self.is_there())

@@ -233,7 +233,10 @@ impl Ep {
             }
             let select = state.select(what, ignore)?;
             let receive = Receive { select, bufs: what.bufs, multi, ticket };
-            state.transport()?.receive(&receive).map_err(errno::of_post)
+            state.transport()?.receive(&receive).map_err(errno::of_post)?;
+            // A message that was there already: nobody else tells a thread that sleeps.
+            state.drain();
+            Ok(())
         })
     }
 
