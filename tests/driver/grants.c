@@ -654,11 +654,16 @@ static void kinds(void)
 	DECLINED(at, ISTHMUS_KIND);
 	DECLINED(pool, ISTHMUS_KIND);
 	DECLINED((volatile unsigned char *)table, ISTHMUS_KIND);
+	put("/proc/sys/vm/nr_hugepages", "2");
 	at = mmap(NULL, 2 * MIB, both, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0);
 	if ((void *)at != MAP_FAILED) {
 		at[0] = 1;
 		DECLINED(at, ISTHMUS_KIND);
+		OK(munmap((void *)at, 2 * MIB));
+	} else {
+		printf("skipped: the kernel has no huge page\n");
 	}
+	put("/proc/sys/vm/nr_hugepages", "0");
 	at = written(1);
 	OK(mprotect((void *)at, PAGE, PROT_READ));
 	DECLINED(at, ISTHMUS_READ_ONLY);
@@ -707,7 +712,7 @@ static void pins(void)
 	int ring = (int)syscall(SYS_io_uring_setup, 4, &params);
 
 	if (ring < 0) {
-		printf("the kernel has no io_uring\n");
+		printf("skipped: the kernel has no io_uring\n");
 		return;
 	}
 	grant_all(fd, at, 4, results);
@@ -968,7 +973,7 @@ static void group(void)
 	OK(syscall(SYS_mount, "none", "/tmp/group", "cgroup2", 0, ""));
 	int control = (int)OK(open("/tmp/group/cgroup.subtree_control", O_WRONLY));
 	if (write(control, "+memory", 7) != 7) {
-		printf("the kernel counts no memory of groups\n");
+		printf("skipped: the kernel counts no memory of groups\n");
 		return;
 	}
 	mkdir("/tmp/group/test", 0700);

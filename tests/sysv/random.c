@@ -293,6 +293,7 @@ static void get(struct process *p)
 		printf(" = %s\n", failure());
 		return;
 	}
+	must_be_ours(id);
 	struct object *o = named(kind, id);
 	if (objects_count > before)
 		o->len = len;
