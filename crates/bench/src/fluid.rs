@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::job::{Launch, tail};
+use crate::job::{Launch, accel_in, statistics, tail};
 use crate::placement::{self, Placement, Policy, Scale, Search, Sieve};
 use crate::promise::{Figure, Row, Verdict, at_least};
 use crate::record::Record;
@@ -152,11 +152,7 @@ fn launch(plan: &Plan, program: &Path, processes: u32, vms: u32) -> Result<Run> 
     args.extend(["--particles".into(), plan.particles.to_string().into()]);
     args.extend(["--steps".into(), plan.steps.to_string().into()]);
     let text = Launch { program: exe, args, env: Vec::new() }.run("sph", LIMIT)?;
-    let accel = fs::read_to_string(&stats)
-        .ok()
-        .and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok())
-        .and_then(|stats| stats.get("accel")?.as_str().map(str::to_owned));
-    let run = read(&text, accel.unwrap_or_else(|| "native".into()))?;
+    let run = read(&text, accel_in(statistics(&stats).as_ref(), vms))?;
     let mut hosts = run.hosts.clone();
     hosts.sort();
     hosts.dedup();

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, LazyLock};
@@ -55,6 +55,17 @@ pub fn check_signals() -> Result<()> {
         Ok(signal @ 1..) => Err(Error::Interrupted { signal }),
         _ => Ok(()),
     }
+}
+
+/// How VMs were run, as a run's statistics say; what is not known is no figure of this host's.
+pub(crate) fn accel_in(stats: Option<&serde_json::Value>, vms: u32) -> String {
+    let told = stats.and_then(|stats| stats.get("accel")?.as_str().map(str::to_owned));
+    told.unwrap_or_else(|| if vms > 0 { "unknown" } else { "native" }.into())
+}
+
+/// The statistics that `isthmus run --stats` has written.
+pub(crate) fn statistics(file: &Path) -> Option<serde_json::Value> {
+    std::fs::read_to_string(file).ok().and_then(|text| serde_json::from_str(&text).ok())
 }
 
 /// A command line with what it needs in its environment.

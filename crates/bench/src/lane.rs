@@ -20,7 +20,7 @@ use isthmus_transport::{
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::job::Launch;
+use crate::job::{Launch, accel_in, statistics};
 use crate::placement::{self, Placement, Policy, Scale, Search, Sieve};
 use crate::record::Record;
 use crate::stats;
@@ -197,11 +197,7 @@ fn launch(plan: &Plan, search: &Search) -> Result<(String, String)> {
     let launch = Launch { program: exe, args, env: Vec::new() };
     let output = launch.run("isthmus", LIMIT)?;
     // What the accelerator really was, the run itself says.
-    let accel = std::fs::read_to_string(&counters)
-        .ok()
-        .and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok())
-        .and_then(|stats| stats.get("accel").and_then(|a| a.as_str()).map(str::to_owned));
-    Ok((output, accel.unwrap_or_else(|| "native".into())))
+    Ok((output, accel_in(statistics(&counters).as_ref(), plan.vms)))
 }
 
 /// The whole of one of the two processes; gives its exit status.

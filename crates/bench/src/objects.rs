@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::job::Launch;
+use crate::job::{Launch, accel_in, statistics};
 use crate::placement::{self, Placement, Policy, Scale, Search, Sieve};
 use crate::promise::{Figure, Promise, Row, Verdict, at_least, at_most, below};
 use crate::rank::{self, Sample, Start, What};
@@ -354,7 +354,7 @@ pub(crate) struct Output {
     pub(crate) left_out: Vec<String>,
 }
 
-pub(crate) fn parse(text: &str, stats: Option<Value>) -> Result<Output> {
+pub(crate) fn parse(text: &str, stats: Option<Value>, vms: u32) -> Result<Output> {
     let bad = |what: String| Error::Output { subject: "isthmus".into(), what };
     let mut lines = text.lines().filter(|line| line.starts_with('{'));
     let first = lines.next().ok_or_else(|| bad("it printed nothing".into()))?;
@@ -365,8 +365,7 @@ pub(crate) fn parse(text: &str, stats: Option<Value>) -> Result<Output> {
     if samples.is_empty() {
         return Err(bad("it has no figures".into()));
     }
-    let accel = stats.and_then(|stats| stats.get("accel")?.as_str().map(str::to_owned));
-    let accel = accel.unwrap_or_else(|| "native".into());
+    let accel = accel_in(stats.as_ref(), vms);
     Ok(Output { start, samples, accel, left_out: Vec::new() })
 }
 
@@ -428,8 +427,7 @@ fn launch(plan: &Plan, place: Place, search: &Search, progress: &mut dyn FnMut(&
     args.extend(["--".into(), exe.clone().into()]);
     args.extend(of_rank.args());
     let text = Launch { program: exe, args, env: Vec::new() }.run("isthmus", LIMIT)?;
-    let stats = std::fs::read_to_string(&stats).ok().and_then(|text| serde_json::from_str(&text).ok());
-    parse(&text, stats)
+    parse(&text, statistics(&stats), place.vms)
 }
 
 /// What was measured: benchmark, metric, bytes.
@@ -454,9 +452,13 @@ fn group(samples: &[Sample]) -> Grouped<'_> {
     groups
 }
 
-/// The rounds of one subject that a sieve takes; what it leaves out is none, so that rounds stay side by side.
+/// The rounds of one subject that a sieve takes; what it leaves out is none, so that rounds stay side by side, and so is what says nothing.
 fn values(samples: &[&Sample], scale: &Scale, sieve: Sieve) -> Vec<Option<f64>> {
-    samples.iter().map(|sample| sieve.takes(scale, sample.line_us).then_some(sample.value)).collect()
+    samples.iter().map(|sample| takes(sample, scale, sieve).then_some(sample.value)).collect()
+}
+
+fn takes(sample: &Sample, scale: &Scale, sieve: Sieve) -> bool {
+    sample.value.is_finite() && sieve.takes(scale, sample.line_us)
 }
 
 /// The rounds of the best of `peers`; all metrics with several peers are times. None if one of them was not measured.
@@ -524,8 +526,7 @@ fn records(samples: &[Sample], here: &Here<'_>) -> Vec<Record> {
         };
         for (subject, samples) in &subjects {
             let all = values(samples, scale, *sieve);
-            let taken: Vec<&&Sample> =
-                samples.iter().filter(|sample| sieve.takes(scale, sample.line_us)).collect();
+            let taken: Vec<&&Sample> = samples.iter().filter(|sample| takes(sample, scale, *sieve)).collect();
             let Some(first) = taken.first() else { continue };
             let cpu: Vec<f64> = taken.iter().filter_map(|sample| sample.cpu_us_per_op).collect();
             let same = taken.iter().all(|sample| sample.path == first.path);
@@ -615,6 +616,12 @@ fn row(wanted: &Wanted, records: &mut [Record], sieve: Sieve) -> Row {
         (None, None) => format!("{}{accel}", amount(record)),
     };
     let mut is_proved = !wanted.is_counted || crate::path::is_providers(record.path.as_deref());
+    // So is a peer's way over a network.
+    for family in ["tcp", "udp"] {
+        let is_one = wanted.is_counted && wanted.peer.is_some_and(|peer| peer.starts_with(family));
+        let way = theirs.and_then(|theirs| theirs.path.as_deref());
+        is_proved &= !is_one || way.is_none_or(|way| way == family) && way.is_some();
+    }
     // What is about sleepers: how often each round or turn must have some.
     let sleepers = match record.benchmark.as_str() {
         "barrier_sleep" => Some(("round", "sleeps_per_round", f64::from(wanted.processes - 1))),
@@ -627,6 +634,12 @@ fn row(wanted: &Wanted, records: &mut [Record], sieve: Sieve) -> Row {
         let theirs = slept(wanted.peer).map(|theirs| format!(" : {theirs:.2}")).unwrap_or_default();
         said += &format!("; {ours:.2}{theirs} sleeps a {each}");
         is_proved &= ours >= ASLEEP * least;
+    }
+    if let Some(sleeps) =
+        beside(Some(&record.subject), "sleeps_per_round").filter(|_| record.benchmark == "wait")
+    {
+        // The call polls before it sleeps, and answers to long messages come while it does.
+        said += &format!("; {:.3} sleeps a round", sleeps.value);
     }
     let figure = Figure::of(record);
     let verdict = if is_proved { wanted.promise.judge(&figure, sieve) } else { Verdict::Unproved };
@@ -1042,8 +1055,8 @@ mod tests {
     #[test]
     fn an_output_that_breaks_off_is_refused() {
         let start = r#"{"hosts":["a","b"],"processors":2}"#;
-        assert!(parse(start, None).is_err());
-        assert!(parse("", None).is_err());
-        assert!(parse(&format!("{start}\n{{\"benchmark\":1"), None).is_err());
+        assert!(parse(start, None, 0).is_err());
+        assert!(parse("", None, 0).is_err());
+        assert!(parse(&format!("{start}\n{{\"benchmark\":1"), None, 0).is_err());
     }
 }

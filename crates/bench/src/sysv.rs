@@ -7,7 +7,6 @@
 //! /proc/sysvipc. Sockets are proved by the kernels' counts of segments and datagrams.
 
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
-use crate::job::Launch;
+use crate::job::{Launch, accel_in, statistics};
 use crate::objects::{Output, Pair, Place, Plan, Wanted, pair};
 use crate::placement::Search;
 use crate::promise::{Promise, at_least, at_most, within};
@@ -296,11 +295,7 @@ impl Round<'_> {
         let launch = Launch { program: self.exe.clone(), args, env: Vec::new() };
         let text = launch.run("isthmus", LIMIT)?;
         let lines = before.zip(self.search.line()).map(|(before, after)| [before, after]);
-        let accel = fs::read_to_string(&stats)
-            .ok()
-            .and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok())
-            .and_then(|stats| stats.get("accel")?.as_str().map(str::to_owned));
-        let mut output = read(&text, "isthmus", accel.as_deref().unwrap_or("unknown"))?;
+        let mut output = read(&text, "isthmus", &accel_in(statistics(&stats).as_ref(), VMS))?;
         if self.search.is_sorting() {
             // The kernel's own beside it is native: what is emulated makes a guest's line longer, and one ruler must do for both.
             output.samples.iter_mut().for_each(|sample| sample.line_us = lines);

@@ -56,7 +56,7 @@ pub(super) fn measure(
     let (text, _, lines) = run(&[], [vec![exe.clone()], words.map(Into::into).into()].concat())?;
     let told = told(&text, place)?;
     let said = |of: &dyn Fn(&Each) -> &str| told.iter().map(of).collect::<String>();
-    let mut samples = as_ours(objects::parse(&said(&|each| &each.barrier), None)?.samples, lines);
+    let mut samples = as_ours(objects::parse(&said(&|each| &each.barrier), None, 0)?.samples, lines);
     samples.extend(as_ours(messages(&said(&|each| &each.messages))?, lines));
     samples.extend(as_ours(mapped(&told)?, lines));
 
