@@ -42,6 +42,14 @@ pub(crate) fn eventfd() -> Result<OwnedFd> {
         .map_err(|source| Error::System { action: "create an eventfd", source })
 }
 
+fn ring_one(fd: &OwnedFd) {
+    // One that is full is readable already. QEMU has it, too, and could have it block.
+    let mut poll = [PollFd::new(fd, PollFlags::OUT)];
+    if rustix::event::poll(&mut poll, Some(&Timespec::default())) == Ok(1) {
+        ring(fd);
+    }
+}
+
 impl Doorbells {
     /// Those of a host, without VMs yet, each of which has `vectors` vectors.
     ///
@@ -99,12 +107,16 @@ impl Doorbells {
         let Some(vm) = vms.get(&member).filter(|vm| vm.rings) else { return false };
         let vector = vector().and_then(|vector| usize::try_from(vector).ok());
         let Some(fd) = vector.and_then(|vector| vm.vectors.get(vector)) else { return false };
-        // One that is full is readable already. QEMU has it, too, and could have it block.
-        let mut poll = [PollFd::new(&**fd, PollFlags::OUT)];
-        if rustix::event::poll(&mut poll, Some(&Timespec::default())) == Ok(1) {
-            ring(&**fd);
-        }
+        let fd = Arc::clone(fd);
+        drop(vms);
+        ring_one(&fd);
         true
+    }
+
+    /// Rings all sleepers of a VM, whatever its agent has said.
+    pub(crate) fn all_sleepers(&self, member: u32) {
+        let vectors = self.vms().get(&member).map(|vm| vm.vectors.clone()).unwrap_or_default();
+        vectors.iter().skip(1).for_each(|fd| ring_one(fd));
     }
 
     fn sleepers(&self, member: u32, vector: impl FnOnce(u32) -> u32) -> bool {

@@ -292,18 +292,16 @@ impl Loop {
             let change = self.members().look_at(index);
             match change {
                 Ok(Some(change)) => {
-                    if matches!(change, Change::Again(_)) {
-                        // All processes of its life before are dead.
-                        self.config.router.death(index);
-                    }
                     let name = self.members().name(index).to_owned();
-                    self.tell(&match change {
-                        Change::Active(_) => Event::VmReady { name },
-                        Change::Again(_) => Event::VmAgain { name },
-                        Change::Impostor(_) => Event::VmRefused {
+                    match change {
+                        // All processes of its life before are dead for others, and let go of the region themselves.
+                        Change::Over(_) => self.config.router.over(index),
+                        Change::Active(_) => self.tell(&Event::VmReady { name }),
+                        Change::Again(_) => self.tell(&Event::VmAgain { name }),
+                        Change::Impostor(_) => self.tell(&Event::VmRefused {
                             reason: format!("'{name}' says that it is another member, or none"),
-                        },
-                    });
+                        }),
+                    }
                 }
                 Ok(None) => {}
                 Err(e) => {

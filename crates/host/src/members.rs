@@ -46,11 +46,17 @@ const HOLDS: Duration = Duration::from_millis(500);
 /// An agent cannot make this service zero its section more often than this.
 const LEAST_LIFE: Duration = Duration::from_millis(500);
 
+/// How long processes of a member's former life have, once it is published that this is over, to let go of its memory: then that is zeroed,
+/// and given to others.
+pub const LETTING_GO: Duration = Duration::from_secs(1);
+
 /// What [`Members::look_at`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// The member's agent is ready.
     Active(u32),
+    /// The member's agent wants a new life: its former one is over.
+    Over(u32),
     /// The member's agent begins a new life.
     Again(u32),
     /// The member is not taken in: it says that it is no system, or one that another member is.
@@ -393,13 +399,15 @@ impl Members {
             }
             (State::Active, Err(_)) if since.elapsed() >= LEAST_LIFE => {
                 self.remove(index)?;
-                // The place stays this VM's, whose device is connected, also while others are at work in its memory.
+                // The place stays this VM's, whose device is connected.
                 self.slots[index as usize].since = Some(Instant::now());
-                self.join(index, true, Begins::WithPages)?;
-                Ok(Some(Change::Again(index)))
+                Ok(Some(Change::Over(index)))
             }
-            // They were, and its agent asks again.
-            (State::Dead, _) if !isthmus_region::holds::are_on(self.region(), index, None) => {
+            // Its agent asks again and again. Others may still be at work in its memory.
+            (State::Dead, _)
+                if since.elapsed() >= LETTING_GO
+                    && !isthmus_region::holds::are_on(self.region(), index, None) =>
+            {
                 self.join(index, true, Begins::WithPages)?;
                 Ok(Some(Change::Again(index)))
             }
@@ -486,8 +494,9 @@ mod tests {
         let section = members.region().own_section(&info).unwrap();
         section.word("directory", isthmus_region::format::directory::MAGIC).unwrap().set(0);
         std::thread::sleep(LEAST_LIFE);
-        let refused = members.look_at(1).unwrap_err().to_string();
-        assert!(refused.contains("'red'"), "{refused}");
+        assert_eq!(members.look_at(1).unwrap(), Some(Change::Over(1)));
+        assert_eq!(members.look_at(1).unwrap(), None, "its processes have a moment to let go");
+        std::thread::sleep(LETTING_GO);
         assert_eq!(members.look_at(1).unwrap(), None, "still at work there");
         let taken = members.add_vm(&own(1)).unwrap_err().to_string();
         assert!(taken.contains("'red' is connected already"), "{taken}");
@@ -518,6 +527,8 @@ mod tests {
         let again = |members: &mut Members| {
             section.word("directory", format::directory::MAGIC).unwrap().set(0);
             std::thread::sleep(LEAST_LIFE);
+            assert_eq!(members.look_at(1).unwrap(), Some(Change::Over(1)));
+            std::thread::sleep(LETTING_GO);
             assert_eq!(members.look_at(1).unwrap(), Some(Change::Again(1)));
         };
         life(&mut members, align, [0; 3]);

@@ -209,9 +209,11 @@ impl Registry {
             return Err(Refusal(Code::Invalid, format!("{} is no object of System V IPC", what())));
         }
         self.sweep_now_and_then();
-        if new.kind == Kind::Endpoint && self.find(new.kind, &new.name).is_some() {
+        if new.kind == Kind::Endpoint
+            && let Some(at) = self.find(new.kind, &new.name)
+        {
             // So that a program that is restarted at once is not refused for its former process's endpoint.
-            self.sweep();
+            self.sweep_at(at);
         }
         self.take_removed_name(new);
         if let Some(at) = self.find(new.kind, &new.name) {
@@ -362,7 +364,8 @@ impl Registry {
             );
             return Err(Refusal(Code::Denied, text));
         }
-        *object.holders.entry(asker.party).or_default() += 1;
+        let count = object.holders.entry(asker.party).or_default();
+        *count = count.saturating_add(1);
         info.opens = object.holders.len() as u64;
         let reply = Reply::Object(grant(info, false));
         self.publish(at);
@@ -532,25 +535,28 @@ impl Registry {
     /// Closes what dead processes had open.
     pub fn sweep(&mut self) {
         self.swept = Some(Instant::now());
-        for at in 0..self.high {
-            let Some(object) = self.entries[at].object.as_mut() else { continue };
-            let before = object.holders.len();
-            let (region, since) = (&self.region, &self.since);
-            let undone = &mut self.undone;
-            let info = &object.info;
-            object.holders.retain(|party, _| {
-                let may_live = party.may_write(region) || is_of_a_former_life(*party, region, since);
-                *undone |= !may_live && sysv::undo(region, info, *party);
-                may_live
-            });
-            sysv::note_removal(&self.region, &mut object.info);
-            let opens = object.info.opens;
-            object.count(&self.region);
-            if object.holders.len() != before || object.info.opens != opens {
-                self.publish(at);
-            }
-            self.end_if_over(at);
+        (0..self.high).for_each(|at| self.sweep_at(at));
+    }
+
+    /// Closes what dead processes had open of one object.
+    fn sweep_at(&mut self, at: usize) {
+        let Some(object) = self.entries[at].object.as_mut() else { return };
+        let before = object.holders.len();
+        let (region, since) = (&self.region, &self.since);
+        let undone = &mut self.undone;
+        let info = &object.info;
+        object.holders.retain(|party, _| {
+            let may_live = party.may_write(region) || is_of_a_former_life(*party, region, since);
+            *undone |= !may_live && sysv::undo(region, info, *party);
+            may_live
+        });
+        sysv::note_removal(&self.region, &mut object.info);
+        let opens = object.info.opens;
+        object.count(&self.region);
+        if object.holders.len() != before || object.info.opens != opens {
+            self.publish(at);
         }
+        self.end_if_over(at);
     }
 
     /// Whether anything was undone for the dead since the last call: then sleepers are to be rung that the death itself may have rung
@@ -570,8 +576,12 @@ impl Registry {
         let call = call::heard(&section, last).ok()??;
         self.heard.insert(peer, call.number);
         let refused = |text: &str| Reply::Refused { code: Code::Invalid, text: text.into() };
-        let party = Party::named(call.party).filter(|p| p.peer() == peer && p.is_alive(&self.region));
+        // A process of this life of the VM: whether one of a former life lives cannot be known, so it would count until the VM is gone.
+        let is_of_now = |p: &Party| p.peer() == peer && p.peer_life() == info.life.incarnation & 0xff;
+        let party = Party::named(call.party).filter(|p| is_of_now(p) && p.is_alive(&self.region));
         let reply = match (party, Request::decode(&call.frame)) {
+            // That is asked by the port, where it is paced.
+            (Some(_), Ok((_, Request::Settle))) => refused("a VM's agent asks by its port who lives"),
             (Some(party), Ok((_, request))) => self.answer(Asker { party, user: call.user }, &request),
             (None, _) => refused("the process that asks is no member"),
             (_, Err(_)) => refused("the request cannot be read"),

@@ -48,6 +48,8 @@ const FIXED: usize = 3;
 /// After so many turns with rings of the host within a window there is a pause.
 const STORM: u32 = 1000;
 const STORM_WINDOW: Duration = Duration::from_millis(10);
+/// How long nobody is let in where there was no descriptor.
+const SHUT: Duration = Duration::from_secs(1);
 const STORM_PAUSE: Duration = Duration::from_millis(1);
 
 /// Where wake-ups go.
@@ -206,6 +208,12 @@ impl Router {
         for member in self.members().into_iter().filter(|member| *member != peer) {
             self.tell_of_death(member, peer);
         }
+    }
+
+    /// A VM's life is over, though the VM is there: wakes the sleepers of all peers, and its own as far as its device can.
+    pub(crate) fn over(&self, peer: u32) {
+        self.death(peer);
+        self.doorbells.all_sleepers(peer);
     }
 
     /// The VMs that can be told something, by their ports or by their devices.
@@ -372,6 +380,7 @@ impl Wakes {
             links: Vec::new(),
             next_key: 0,
             storm: Storm::default(),
+            shut_until: None,
         };
         let thread = std::thread::Builder::new().name("isthmus-wakes".into()).spawn(move || state.run());
         let failed = |e: std::io::Error| Error::System {
@@ -445,6 +454,8 @@ struct Relay {
     links: Vec<Link>,
     next_key: u64,
     storm: Storm,
+    /// Nobody is let in before this: there was no descriptor.
+    shut_until: Option<Instant>,
 }
 
 /// Rings of the host within a window.
@@ -474,13 +485,12 @@ impl Relay {
         isthmus_attach::server::be_urgent();
         loop {
             let sockets: Vec<_> = self.links.iter().map(|l| Arc::clone(&l.socket)).collect();
+            self.shut_until = self.shut_until.filter(|until| Instant::now() < *until);
+            let is_open = sockets.len() < MOST_LINKS && self.shut_until.is_none();
             let mut poll = vec![
                 PollFd::new(&*self.stop, PollFlags::IN),
                 PollFd::new(&*self.config.router.clock, PollFlags::IN),
-                PollFd::new(
-                    &self.door,
-                    if sockets.len() < MOST_LINKS { PollFlags::IN } else { PollFlags::empty() },
-                ),
+                PollFd::new(&self.door, if is_open { PollFlags::IN } else { PollFlags::empty() }),
             ];
             poll.extend(sockets.iter().map(|s| PollFd::new(&**s, PollFlags::IN)));
             let vectors = self.config.router.doorbells.own().to_vec();
@@ -488,7 +498,8 @@ impl Relay {
             let rounds = self.config.router.look_at_rounds();
             let now = Instant::now();
             let paces = self.links.iter().flat_map(|link| [&link.deaths, &link.rounds]);
-            let due = paces.filter_map(|pace| pace.due_in(now)).chain(rounds).min();
+            let opens = self.shut_until.map(|until| until.saturating_duration_since(now));
+            let due = paces.filter_map(|pace| pace.due_in(now)).chain(rounds).chain(opens).min();
             let timeout = due.and_then(|due| Timespec::try_from(due).ok());
             match rustix::event::poll(&mut poll, timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -559,8 +570,9 @@ impl Relay {
     fn accept_at(&mut self, listener: usize) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let Ok(socket) = rustix::net::accept_with(&self.listeners[listener], flags) else {
-            // Perhaps out of descriptors: pause, or the loop would spin.
-            return std::thread::sleep(std::time::Duration::from_millis(20));
+            // Perhaps out of descriptors: later, or the loop would spin. Those that are there have their turns.
+            self.shut_until = Some(Instant::now() + SHUT);
+            return;
         };
         let Ok(peer) = isthmus_attach::socket::caller(&socket) else { return };
         if self.config.allowed.lets_in(peer.uid) {
