@@ -21,6 +21,8 @@ use crate::protocol::{Code, Request};
 use crate::socket;
 
 /// How long a client may take from connecting to its `Hello`.
+/// How often to look at what is to be tried again.
+const TICK: Duration = Duration::from_millis(250);
 const GREETING: Duration = Duration::from_secs(10);
 
 /// Frames of one process that are heard in one go.
@@ -50,6 +52,8 @@ pub(super) struct Loop {
     next: u64,
     /// Until when the listener is not watched, because no descriptor was left for a connection.
     unwatched_until: Option<Instant>,
+    /// When to look again whether areas of the dead are still held.
+    held_next: Instant,
     /// Of the rings for deaths.
     pace: Pace,
     /// Clients that are not heard for now ([`Loop::let_go_on`]).
@@ -95,6 +99,7 @@ impl Loop {
             parties: HashMap::new(),
             next: FIRST_CLIENT,
             unwatched_until: None,
+            held_next: Instant::now(),
             pace: Pace::of_own_deaths(Instant::now()),
             held_up: BTreeSet::new(),
             awake_until: None,
@@ -155,7 +160,7 @@ impl Loop {
         let hurry = self.unwatched_until.is_some()
             || self.clients.values().any(|c| c.attached.is_none())
             || self.writer.held().iter().any(|area| !self.lingering.contains_key(area));
-        let tick = hurry.then_some(Duration::from_millis(250));
+        let tick = hurry.then_some(TICK);
         let held_up = (!self.held_up.is_empty()).then_some(Duration::from_millis(10));
         tick.into_iter().chain(held_up).chain(self.pace.due_in(Instant::now())).min()
     }
@@ -308,7 +313,8 @@ impl Loop {
         if std::mem::replace(&mut self.is_settling, true) {
             return false;
         }
-        let all: Vec<u64> = self.clients.keys().copied().collect();
+        // What those say that are held up waits until they may go on.
+        let all: Vec<u64> = self.clients.keys().filter(|key| !self.held_up.contains(key)).copied().collect();
         for key in all {
             self.hear_out(key);
         }
@@ -341,6 +347,10 @@ impl Loop {
     /// listener again.
     fn sweep(&mut self) {
         let now = Instant::now();
+        let is_due = now >= self.held_next;
+        if is_due {
+            self.held_next = now + TICK;
+        }
         for area in self.writer.held() {
             match self.lingering.get(&area) {
                 Some(Lingering { pidfd, .. }) if !is_dead(pidfd, AT_ONCE) => continue,
@@ -348,6 +358,8 @@ impl Loop {
                     let _ = epoll::delete(&self.epoll, pidfd);
                     self.lingering.remove(&area);
                 }
+                // Whether others still change its memory is written all over the region.
+                None if !is_due => continue,
                 None => {}
             }
             self.take_back(area);

@@ -82,7 +82,9 @@ impl Loop {
                 Ok(Reply::Done)
             }
             (Some(_), Request::Settle) => {
-                if !self.notice_deaths() {
+                let attached = self.clients.get(&key).and_then(|c| c.attached.as_ref());
+                // One that has not waited for its answer is refused, before all are looked at.
+                if !attached.is_some_and(|a| a.asks) && !self.notice_deaths() {
                     // What others said since, and deaths, are not all known yet: another time, from the start.
                     let _ = self.orders.send(Order::Settle(Settling::Client { key, sequence }));
                     isthmus_region::doorbell::ring(&*self.bell);
