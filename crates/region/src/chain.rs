@@ -79,11 +79,10 @@ impl Chain {
     /// chunk.
     ///
     /// # Errors
-    /// [`Error::Full`] when the region has no room, or had none a moment ago, or readers would follow no further chunk;
-    /// [`Error::Service`].
+    /// [`Error::Full`] when the region has no room, or readers would follow no further chunk; [`Error::Service`].
     pub fn take(&mut self, member: &Member, link: u64) -> Result<u32> {
         if self.free.is_empty() {
-            self.grow(member, link, Member::take_unless_refused)?;
+            self.grow(member, link)?;
         }
         self.free.pop().ok_or(Error::Full { bytes: self.layout.chunk_bytes() })
     }
@@ -93,15 +92,15 @@ impl Chain {
     /// # Errors
     /// As [`Chain::take`].
     pub fn reserve(&mut self, member: &Member, link: u64) -> Result<()> {
-        if self.free.is_empty() { self.grow(member, link, Member::take) } else { Ok(()) }
+        if self.free.is_empty() { self.grow(member, link) } else { Ok(()) }
     }
 
-    fn grow(&mut self, member: &Member, link: u64, take: fn(&Member, u64) -> Result<u64>) -> Result<()> {
+    fn grow(&mut self, member: &Member, link: u64) -> Result<()> {
         let (count, bytes) = (self.chunks.len() as u64, self.layout.chunk_bytes());
         if count >= self.most {
             return Err(Error::Full { bytes });
         }
-        let at = take(member, bytes)?;
+        let at = member.take(bytes)?;
         let section = member.section();
         section.zero("chunk", at, bytes)?;
         section.word("chunk", self.chunks.last().map_or(link, |last| last + chunk::NEXT))?.set(at);

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use isthmus_lockfree::life::{Life, State};
@@ -28,7 +28,7 @@ use crate::objects::{Access, Kind, NewObject, ObjectGrant};
 use crate::party::Party;
 use crate::pool::Pool;
 use crate::shared_by_threads::Count;
-use crate::signals::Blocked;
+use crate::signals::{Blocked, lock_soon};
 use crate::source::Source;
 
 /// What a process asks its local service for (the control path). Implemented by the attach protocol's client, and by
@@ -263,16 +263,13 @@ pub trait LocalService: Send + Sync {
     fn abandon(&self) {}
 }
 
-/// How often the lock of these is tried.
-const WATCHES_TRIES: u32 = 1000;
-
 /// Bells for places at which nobody sleeps just now: the last few that served, each with what it is kept by.
 #[derive(Debug)]
 struct Watches(VecDeque<(u64, Kept)>);
 
 impl Watches {
-    /// Each is a descriptor here and two of the service, which gives a process so many only.
-    const MOST: usize = 32;
+    /// Each is a descriptor here and one of the service, which gives a process 256, and takes back those that are closed here.
+    const MOST: usize = 192;
 
     /// With room for all: nothing is allocated where the handler of a signal may come in between.
     fn new() -> Self {
@@ -348,7 +345,7 @@ pub struct Member {
     /// Bytes of the area in which long messages' pieces lie.
     piece_bytes: Count,
     /// Until when what can do without is not asked for, since the service has refused.
-    refused_until: Mutex<Option<Instant>>,
+    refused_until: Mutex<Option<(Instant, u64)>>,
     pool: Mutex<Pool>,
     counters: Counters,
     service: Arc<dyn LocalService>,
@@ -534,7 +531,7 @@ impl Member {
 
     /// A bell for a place of the region, for one thread at a time: one that was left here, or a new one.
     pub(crate) fn take_watch(&self, place: u64) -> Option<Kept> {
-        let left = self.watches().and_then(|mut watches| watches.take(self.watch_of(place)));
+        let left = lock_soon(&self.watches).and_then(|mut watches| watches.take(self.watch_of(place)));
         // The program may have closed all that it did not open.
         left.filter(Kept::is_there).or_else(|| {
             // A handler of a signal would wait for the answer to this thread's own request.
@@ -544,24 +541,11 @@ impl Member {
     }
 
     pub(crate) fn leave_watch(&self, place: u64, watch: Kept) {
-        let too_many = match self.watches() {
+        let too_many = match lock_soon(&self.watches) {
             Some(mut watches) => watches.leave(self.watch_of(place), watch),
             None => Some(watch),
         };
         drop(too_many);
-    }
-
-    /// The bells that were left here; none if this thread is the handler of a signal that came while it had them. Others have them for a
-    /// few instructions.
-    fn watches(&self) -> Option<MutexGuard<'_, Watches>> {
-        for _ in 0..WATCHES_TRIES {
-            match self.watches.try_lock() {
-                Ok(watches) => return Some(watches),
-                Err(TryLockError::Poisoned(watches)) => return Some(watches.into_inner()),
-                Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
-            }
-        }
-        None
     }
 
     /// What a bell for a place is kept by: the guest driver's is that of all places of a vector.
@@ -653,7 +637,9 @@ impl Member {
         let wish = bytes.next_power_of_two().max((area.bytes() / 4).min(1 << 20)).max(64 << 10);
         let extent = self.grow(wish, bytes.next_power_of_two()).inspect_err(|e| {
             let pause = if matches!(e, Error::Full { .. }) { FULL_PAUSE } else { SILENT_PAUSE };
-            *lock(&self.refused_until) = Some(Instant::now() + pause);
+            // A smaller one may be there.
+            let refused = if matches!(e, Error::Full { .. }) { bytes.next_power_of_two() } else { 0 };
+            *lock(&self.refused_until) = Some((Instant::now() + pause, refused));
         })?;
         self.section.part("extent", extent.offset, extent.bytes)?;
         area.add(extent);
@@ -669,7 +655,7 @@ impl Member {
         }
     }
 
-    /// As [`Member::take`], for what can do without: while the service has refused just now, it is not asked again.
+    /// As [`Member::take`], for what can do without: while the service has refused as much just now, it is not asked again.
     ///
     /// # Errors
     /// As [`Member::take`].
@@ -677,7 +663,8 @@ impl Member {
         if let Ok(at) = lock(&self.area).take(bytes) {
             return Ok(at);
         }
-        if lock(&self.refused_until).is_some_and(|until| Instant::now() < until) {
+        let is_refused = |(until, refused): (Instant, u64)| bytes >= refused && Instant::now() < until;
+        if lock(&self.refused_until).is_some_and(is_refused) {
             return Err(Error::Full { bytes });
         }
         self.take(bytes)

@@ -4,7 +4,7 @@
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use isthmus_lockfree::local::Count;
 use rustix::io::Errno;
@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFla
 
 use crate::kept::Kept;
 use crate::party::Party;
+use crate::signals::lock_soon;
 
 /// Bells of a process, at most: threads that sleep at once.
 const MOST: u64 = 255;
@@ -59,25 +60,28 @@ impl Bells {
 
     /// A bell for one sleep; none if the process has no descriptor for it, or has as many as it may.
     pub(crate) fn take(&self) -> Option<Bell> {
-        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let free = lock_soon(&self.free).and_then(|mut free| free.pop());
         free.or_else(|| self.make())
     }
 
     fn make(&self) -> Option<Bell> {
+        // First what fails where descriptors are short: the number of a bell that came to nothing serves no other.
+        let socket = socket().ok()?;
         let number = self.made.add(1) + 1;
         if number > MOST {
             self.made.sub(1);
             return None;
         }
         let word = word_of(self.party, number);
-        let socket = socket().ok()?;
         rustix::net::bind(&socket, &self.address(word).ok()?).ok()?;
         Some(Bell { socket: Kept::new(socket), word })
     }
 
     /// Gives back a bell of which the word stands in no gate any more.
     pub(crate) fn leave(&self, bell: Bell) {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(bell);
+        if let Some(mut free) = lock_soon(&self.free) {
+            free.push(bell);
+        }
     }
 
     /// Closes all of them, in a forked child, which uses none.

@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Signals that a thread's own instructions cause. Blocked, they would end a process that handles them: one that has its system
 /// calls emulated, or its memory fetched.
@@ -103,6 +103,25 @@ impl<T> Drop for Allocated<T> {
         let _blocked = Blocked::new();
         drop(std::mem::take(&mut self.0));
     }
+}
+
+/// Drops what a call has that signals may interrupt: with all signals blocked, if it is the last of it.
+pub fn let_go<T>(shared: Arc<T>) {
+    let _blocked = (Arc::strong_count(&shared) == 1).then(Blocked::new);
+    drop(shared);
+}
+
+/// A lock that others have for a few instructions; none if this thread is the handler of a signal that came while it had it.
+pub(crate) fn lock_soon<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    const TRIES: u32 = 1000;
+    for _ in 0..TRIES {
+        match mutex.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(guard)) => return Some(guard.into_inner()),
+            Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
+        }
+    }
+    None
 }
 
 /// A lock that its thread has with all signals blocked.
