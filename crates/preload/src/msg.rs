@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use isthmus_region::local::LocalBuf;
 use isthmus_region::objects::{Kind, UNLINKED};
-use isthmus_region::signals::Blocked;
+use isthmus_region::signals::{Blocked, let_go};
 use isthmus_sysv::msg::{Limits, Open, Stat, Who, check_flags};
 use isthmus_sysv::{Caller, Ipc, ipc};
 use rustix::io::Errno;
@@ -130,7 +130,10 @@ pub unsafe extern "C" fn msgsnd(
         let text = message.cast::<u8>().cast_mut().wrapping_add(TYPE);
         // SAFETY: bytes that can be read, for which the caller vouches; the call is over before the buffer is.
         let text = unsafe { LocalBuf::new(text, size) };
-        queue(id)?.send(kind, text, flags, &Program, &mut Signals::new()).map(|()| 0)
+        let queue = queue(id)?;
+        let sent = queue.send(kind, text, flags, &Program, &mut Signals::new());
+        let_go(queue);
+        sent.map(|()| 0)
     })
 }
 
@@ -163,7 +166,10 @@ pub unsafe extern "C" fn msgrcv(
             // SAFETY: room that can be written, for which the caller vouches; the call is over before the buffer is.
             Ok(unsafe { LocalBuf::new(text, len) })
         };
-        let (kind, count) = queue(id)?.receive(kind, size, &place, flags, &Program, &mut Signals::new())?;
+        let queue = queue(id)?;
+        let received = queue.receive(kind, size, &place, flags, &Program, &mut Signals::new());
+        let_go(queue);
+        let (kind, count) = received?;
         // SAFETY: room for a type, which was looked at; maybe at an odd address.
         unsafe { message.cast::<c_long>().write_unaligned(kind) };
         Ok(libc::ssize_t::try_from(count).unwrap_or(-1))

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use isthmus_region::objects::{Kind, sysv};
-use isthmus_region::signals::{Allocated, Blocked};
+use isthmus_region::signals::{Allocated, Blocked, let_go};
 use isthmus_sysv::caller::{ALTER, READ};
 use isthmus_sysv::sem::{Awaited, MOST, MOST_OF_SET, MOST_OPS, Op, Set, Stat, wanted};
 use isthmus_sysv::{Ipc, ipc};
@@ -53,6 +53,7 @@ pub extern "C" fn semget(key: libc::key_t, count: c_int, flags: c_int) -> c_int 
             // SAFETY: numbers.
             return kernel(unsafe { libc::syscall(libc::SYS_semget, key, count, flags) }).map(int);
         }
+        forget_removed();
         here::ruler()?.semget(key, count, flags, &credentials::caller())
     })
 }
@@ -150,17 +151,29 @@ fn run(id: c_int, ops: &[Op], limit: Option<Duration>) -> Result<c_int> {
     });
     match near {
         Ok(Some(Ok(done))) => done.map(|_| 0),
-        Ok(Some(Err(set))) => wait(&set, ops, limit),
-        _ => {
-            let set = find(ipc, id, ops, wanted)?;
-            wait(&set, ops, limit)
-        }
+        Ok(Some(Err(set))) => wait(set, ops, limit),
+        _ => wait(find(ipc, id, ops, wanted)?, ops, limit),
     }
 }
 
 #[cold]
-fn wait(set: &Set, ops: &[Op], limit: Option<Duration>) -> Result<c_int> {
-    set.operate(ops, &mut Signals::new(), limit).map(|()| 0)
+fn wait(set: Arc<Set>, ops: &[Op], limit: Option<Duration>) -> Result<c_int> {
+    let done = set.operate(ops, &mut Signals::new(), limit);
+    // It may have been removed, and forgotten by all others.
+    let_go(set);
+    done.map(|()| 0)
+}
+
+/// Lets go of the sets of this thread that are no use any more.
+fn forget_removed() {
+    let is_ours = |near: &Near| here::ipc().is_ok_and(|ipc| std::ptr::eq(near.ipc, ipc));
+    let _ = SETS.try_with(|sets| {
+        let Ok(mut sets) = sets.try_borrow_mut() else { return };
+        for place in sets.iter_mut() {
+            // Those of a process that this one was forked from are not this one's to close.
+            drop(place.take_if(|near| near.set.is_removed() && is_ours(near)));
+        }
+    });
 }
 
 /// A set that the thread has not used lately.

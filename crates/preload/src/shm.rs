@@ -282,8 +282,11 @@ pub(crate) fn reserve(state: &State) -> Vec<bool> {
                 continue;
             }
             let next = kept.iter().map(|range| range.start).filter(|start| *start > at).fold(end, usize::min);
-            is_all &= keep(at, next - at);
-            kept.push(at..next);
+            if keep(at, next - at) {
+                kept.push(at..next);
+            } else {
+                is_all = false;
+            }
             at = next;
         }
         is_all
