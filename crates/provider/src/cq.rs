@@ -78,6 +78,8 @@ struct Queue {
     unmoved: u32,
     patience: Patience,
     signaled: bool,
+    /// Threads that are in a call which `fi_cq_signal` ends.
+    callers: u32,
     /// The arrays of the read that is under way, into which entries go without passing through `ready`.
     open: Option<Destination>,
 }
@@ -192,6 +194,7 @@ impl Cq {
             unmoved: 0,
             patience: Patience::FULL,
             signaled: false,
+            callers: 0,
             open: None,
         };
         Ok(Arc::new(Self {
@@ -229,11 +232,11 @@ impl Cq {
     /// `fi_trywait`: whether the program may block on the descriptor now; none if the queue has no descriptor.
     pub(crate) fn arm(&self) -> Option<bool> {
         if progress(&self.endpoints) == Progress::Broken || self.is_there() {
+            let descriptor = self.waiter.descriptor()?;
             // A signal ends one wait: this one, unless it is for a thread in fi_cq_sread.
-            if !self.waiter.has_sleepers() {
-                self.queue.lock().signaled = false;
-            }
-            return self.waiter.descriptor().map(|_| false);
+            let mut queue = self.queue.lock();
+            queue.signaled &= queue.callers > 0;
+            return Some(descriptor).map(|_| false);
         }
         self.waiter.arm(&self.endpoints, || self.is_there())
     }
@@ -450,6 +453,13 @@ impl Cq {
 
     /// Reads until there is something, `timeout` milliseconds have passed (never, if negative), or a signal comes.
     fn wait(&self, buf: *mut c_void, count: usize, sources: *mut fi_addr_t, timeout: c_int) -> isize {
+        self.queue.lock().callers += 1;
+        let got = self.wait_on(buf, count, sources, timeout);
+        self.queue.lock().callers -= 1;
+        got
+    }
+
+    fn wait_on(&self, buf: *mut c_void, count: usize, sources: *mut fi_addr_t, timeout: c_int) -> isize {
         let until = wait::deadline(timeout);
         loop {
             self.queue.lock().patience = Patience::FULL;

@@ -151,11 +151,6 @@ impl Waiter {
         }
     }
 
-    /// Whether threads sleep here in a call of theirs.
-    pub(crate) fn has_sleepers(&self) -> bool {
-        self.watch.get() & !ARMED != 0
-    }
-
     fn watching(&self) -> Option<&Watching> {
         if self.watching.get().is_none() {
             // If another thread is first, its descriptor is used.
