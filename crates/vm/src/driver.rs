@@ -127,8 +127,12 @@ impl Failure {
 
     /// Remembers why there is no driver.
     fn remember(&self, dir: &Path, why: Error) -> Error {
+        // A program that is missing is missed at once, and may be there at once.
+        let is_quick = matches!(why, Error::NoProgram { .. });
         let told = none(why);
-        if let Error::NoDriver { reason } = &told {
+        if let Error::NoDriver { reason } = &told
+            && !is_quick
+        {
             // If it cannot be kept, the next run tries again.
             let _ = fs::write(dir.join(self.file), reason);
         }

@@ -321,9 +321,11 @@ pub(crate) fn fetch(packages: &[String], work: &Path, progress: &mut dyn FnMut(&
             other => return other,
         }
     }
-    download(true, progress).map_err(|e| match missing {
-        Some(reason) => Error::NoKernel { reason },
-        None => e,
+    download(true, progress).map_err(|e| match (e, missing) {
+        (Error::ProgramFailed { stderr, .. }, Some(reason)) if stderr.contains("Unable to locate") => {
+            Error::NoKernel { reason }
+        }
+        (e, _) => e,
     })
 }
 
