@@ -135,6 +135,10 @@ impl Plan {
         if !self.dry_run && !rustix::process::geteuid().is_root() {
             return Err(Error::NotRoot);
         }
+        Ok(())
+    }
+
+    fn check_prefix(&self) -> Result<()> {
         let plain = |text: &str| {
             !text.contains(|c: char| c.is_whitespace() || c.is_control() || "\"'%\\".contains(c))
         };
@@ -179,6 +183,7 @@ impl Plan {
     /// Any of [`Error`] but `NotInstalled`; [`Plan::uninstall`] undoes the steps that were done.
     pub fn install(&self, say: &mut dyn FnMut(String)) -> Result<()> {
         self.check()?;
+        self.check_prefix()?;
         for place in PACKAGED {
             let path = self.below_root(place);
             if path.exists() {
