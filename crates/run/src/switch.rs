@@ -432,11 +432,17 @@ impl Vm {
         }
     }
 
-    /// Takes on a connection, or refuses it.
+    /// Takes on a connection, or refuses it; gives false if that is the VM's fault.
     fn open(&self, mux: &mut Mux, frame: &Frame, targets: &BTreeMap<u16, Vec<SocketAddr>>) -> bool {
         let stream = frame.stream;
+        let mut is_launchers = false;
         let opened = match frame.port().ok().map(|port| (port, targets.get(&port))) {
-            Some((port, Some(targets))) => connect(targets).map_err(|e| format!("to port {port}: {e}")),
+            Some((port, Some(targets))) => {
+                let connected = connect(targets).map_err(|e| format!("to port {port}: {e}"));
+                // A launcher may have ended.
+                is_launchers = connected.is_err();
+                connected
+            }
             Some((port, None)) => Err(format!("to port {port}, which no launcher announced")),
             None => Err("to no port".into()),
         };
@@ -453,7 +459,7 @@ impl Vm {
             tell!("refused a connection of {} {why}", self.name);
             mux.send(&Frame::new(Kind::Close, stream, []));
         }
-        carried.is_ok()
+        carried.is_ok() || is_launchers
     }
 
     /// Receives what the guest says of itself.
