@@ -410,7 +410,10 @@ void isthmus_ivc_close(struct isthmus_ivc *ivc);
 /* Writes up to `most` other members to `peers`; returns how many there are. */
 int isthmus_ivc_peers(const struct isthmus_ivc *ivc, struct isthmus_peer *peers, size_t most);
 
-/* Connects to a member. Errors: ISTHMUS_ENOTFOUND, ISTHMUS_EREFUSED, ISTHMUS_ETIMEDOUT, ISTHMUS_EFULL. */
+/*
+ * Connects to a member. Errors: ISTHMUS_ENOTFOUND, ISTHMUS_EREFUSED, ISTHMUS_ESUSPENDED if this context is suspended before there is an
+ * answer, ISTHMUS_ETIMEDOUT, ISTHMUS_EFULL.
+ */
 int isthmus_ivc_connect(const struct isthmus_ivc *ivc, const struct isthmus_peer *peer, uint64_t timeout_ns,
 			struct isthmus_channel **channel);
 

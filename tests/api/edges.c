@@ -246,7 +246,7 @@ static void locks(struct isthmus *here)
 	/* Its time is up, and what the dead owner has left is to be mended all the same. */
 	EXPECT(isthmus_mutex_lock(meeting.mutex, SOON), 0);
 	pthread_create(&thread, NULL, own_and_die, NULL);
-	EXPECT(isthmus_condition_wait(meeting.condition, meeting.mutex, SOON), ISTHMUS_OWNER_DIED);
+	EXPECT(isthmus_condition_wait(meeting.condition, meeting.mutex, SOON / 3), ISTHMUS_OWNER_DIED);
 	pthread_join(thread, NULL);
 	EXPECT(isthmus_mutex_mend(meeting.mutex), 0);
 	EXPECT(isthmus_mutex_unlock(meeting.mutex), 0);
