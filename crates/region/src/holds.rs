@@ -8,12 +8,14 @@
 use std::collections::HashSet;
 
 use isthmus_lockfree::hold;
-use isthmus_lockfree::life::State;
+use isthmus_lockfree::life::{Life, State};
+use isthmus_lockfree::sync::ReadWord;
 
-use crate::directory::Directory;
-use crate::format::block;
-use crate::mapping::{LineRef, Section};
-use crate::membership::{PeerInfo, Region};
+use crate::directory::{Directory, places};
+use crate::format::{area, block};
+use crate::mapping::{LineRef, PeerSection, Section};
+use crate::membership::{PeerInfo, Region, Shape};
+use crate::party::GONE;
 
 /// An area, as hold words name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +60,18 @@ impl Hold {
     }
 }
 
+/// Whether the process of an area whose service has dropped it may live on, in the middle of what it was at. Its slot serves no other
+/// endpoint until it is gone.
+fn may_go_on(section: &PeerSection, shape: &Shape, area: u64) -> bool {
+    if area >= u64::from(shape.endpoints) {
+        return false;
+    }
+    let at = places(shape).areas + area * area::BYTES;
+    let word = |offset| section.word("area", at + offset).map_or(0, ReadWord::get);
+    let is_over = Life::unpack(word(area::LIFE)).state == State::Dead;
+    is_over && word(area::GRANTED) > 0 && word(area::PID) != GONE
+}
+
 /// Calls `each` with the endpoints (peer and slot) that hold an area of `peer`, the given one or any, until it gives true. Gives whether
 /// it did.
 fn any(region: &Region, peer: u32, area: Option<u32>, mut each: impl FnMut((u32, u32)) -> bool) -> bool {
@@ -75,7 +89,12 @@ fn any(region: &Region, peer: u32, area: Option<u32>, mut each: impl FnMut((u32,
         (0..directory.endpoints_high()).any(|slot| {
             let Ok(info) = directory.endpoint(slot) else { return false };
             let word = info.block.checked_add(block::HOLD).and_then(|at| section.word("block", at).ok());
-            let Some(word) = word.filter(|_| info.life.state == State::Active) else { return false };
+            let counts = match info.life.state {
+                State::Active => true,
+                State::Dead => may_go_on(&section, region.shape(), info.area),
+                State::Free | State::Joining => false,
+            };
+            let Some(word) = word.filter(|_| counts) else { return false };
             let is_on = match area {
                 Some(area) => hold::is_on(word, Owner::new(peer, area).0),
                 None => word.get().checked_sub(1).is_some_and(|w| w >> 32 == u64::from(peer)),
@@ -85,7 +104,7 @@ fn any(region: &Region, peer: u32, area: Option<u32>, mut each: impl FnMut((u32,
     })
 }
 
-/// Whether any living endpoint of the region holds an area of `peer`: the given one, or any. The death of the owner, or
+/// Whether any endpoint of the region, of a process that lives or may live on, holds an area of `peer`: the given one, or any. The death of the owner, or
 /// the end of what the hold is for, must have been published.
 pub fn are_on(region: &Region, peer: u32, area: Option<u32>) -> bool {
     any(region, peer, area, |_| true)

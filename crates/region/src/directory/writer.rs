@@ -44,6 +44,8 @@ struct AreaSlot {
 struct EndpointSlot {
     lives: u64,
     owner: Option<u32>,
+    /// The area of the process that had it, and whose end ended it: that may live on.
+    ended_with: Option<u32>,
 }
 
 /// A process's place: index of its area, its incarnation, its first extent (zeroed).
@@ -226,11 +228,13 @@ impl Writer {
     /// [`Error::Full`] when all slots or all births are used; [`Error::OutOfBounds`] for a block that is not in the section.
     pub fn open_endpoint(&mut self, index: u32, block: u64, pid: u32) -> Result<(u32, u64)> {
         self.directory.section.line("block", block)?;
-        // The lowest free slot is taken, so that a scan for senders reads few of them.
+        // The lowest free slot is taken, so that a scan for senders reads few of them. What a process that may live on holds is known by its
+        // slot (P7).
+        let may_hold = |area: u32| self.areas.get(area as usize).is_some_and(|a| a.held);
         let slot = self
             .endpoints
             .iter()
-            .position(|e| e.owner.is_none())
+            .position(|e| e.owner.is_none() && !e.ended_with.is_some_and(may_hold))
             .and_then(|i| u32::try_from(i).ok())
             .ok_or(Error::Full { bytes: endpoint::BYTES })?;
         // The upper half is the services' that come after this one.
@@ -238,7 +242,7 @@ impl Writer {
         self.birth = birth.ok_or(Error::Full { bytes: endpoint::BYTES })?;
         let mut lives = self.endpoints[slot as usize].lives;
         let incarnation = self.next_life(&mut lives);
-        self.endpoints[slot as usize] = EndpointSlot { lives, owner: Some(index) };
+        self.endpoints[slot as usize] = EndpointSlot { lives, owner: Some(index), ended_with: None };
         let line = self.own_endpoint_line(slot)?;
         // Free first: a reader must not take the old incarnation together with the new block (P5).
         line.words[0].set(Life { incarnation, state: State::Joining }.pack());
@@ -315,6 +319,7 @@ impl Writer {
             .collect();
         for slot in &owned {
             self.end_endpoint(index, *slot, State::Dead)?;
+            self.endpoints[*slot as usize].ended_with = Some(index);
         }
         let life = self.area_word(index, area::LIFE)?;
         life.set(Life { state: State::Dead, ..Life::unpack(life.peek()) }.pack());
@@ -514,6 +519,26 @@ mod tests {
         w.close_area(b.area).unwrap();
         w.close_area(c.area).unwrap();
         assert!(w.held().is_empty());
+    }
+
+    #[test]
+    fn what_a_process_holds_that_was_dropped_alive_is_held_until_it_is_gone() {
+        let (mut host, section) = fresh();
+        host.activate(0, Naming::of_test(0).system).unwrap();
+        let mut w = Writer::create(host.region(), 0, Naming::of_test(0)).unwrap();
+        let (a, b) = (w.open_area(1, 1, "test").unwrap(), w.open_area(1, 2, "test").unwrap());
+        let block = b.first.offset + counters::BYTES;
+        let (slot, _) = w.open_endpoint(b.area, block, 2).unwrap();
+        crate::holds::Hold::of(&section, block).unwrap().take(crate::holds::Owner::new(0, a.area));
+        w.end_area(b.area).unwrap();
+        w.end_area(a.area).unwrap();
+        assert!(!w.take_back(a.area).unwrap(), "it may be in the middle of a put");
+        let c = w.open_area(1, 3, "test").unwrap();
+        let (other, _) = w.open_endpoint(c.area, c.first.offset + counters::BYTES, 3).unwrap();
+        assert_ne!(other, slot, "its hold is known by its slot");
+        assert!(w.take_back(b.area).unwrap());
+        assert!(w.take_back(a.area).unwrap());
+        assert_eq!(w.open_endpoint(c.area, c.first.offset + counters::BYTES, 3).unwrap().0, slot);
     }
 
     #[test]
