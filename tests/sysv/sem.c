@@ -36,6 +36,21 @@ static int zcnt(int id, int num) { return OK(semctl(id, num, GETZCNT)); }
 
 /* semget(2) */
 
+CASE(get_in_a_child, "The return value is the semaphore set identifier, also for a child whose parent has used sets; semget(2)")
+{
+	int id = new_sem(1);
+	OK(semop1(id, 0, 1, 0));
+	pid_t pid = child();
+	if (pid == 0) {
+		int own = new_sem(1);
+		OK(semop1(own, 0, 1, 0));
+		OK(semop1(id, 0, 1, 0));
+		_exit(0);
+	}
+	JOIN(pid);
+	EQUAL(OK(semctl(id, 0, GETVAL)), 2);
+}
+
 CASE(get_private_is_new, "A new set is created if key has the value IPC_PRIVATE; semget(2)")
 {
 	int first = new_sem(1), second = new_sem(1);

@@ -170,8 +170,8 @@ fn forget_removed() {
     let _ = SETS.try_with(|sets| {
         let Ok(mut sets) = sets.try_borrow_mut() else { return };
         for place in sets.iter_mut() {
-            // Those of a process that this one was forked from are not this one's to close.
-            drop(place.take_if(|near| near.set.is_removed() && is_ours(near)));
+            // Those of a process that this one was forked from are not this one's to close, and their memory is not here.
+            drop(place.take_if(|near| is_ours(near) && near.set.is_removed()));
         }
     });
 }
