@@ -45,6 +45,10 @@ fn changes(a: &str, b: &str) -> usize {
 pub(crate) fn mistake(error: &clap::Error) -> String {
     let said = error.render().to_string();
     let said = said.strip_prefix("error: ").unwrap_or(&said);
+    // As mpirun takes it; to this program it is `-n p`.
+    if said.starts_with("invalid value 'p' for '--np ") {
+        return "isthmus: there is no -np here: write -n 2, or --np 2\n".into();
+    }
     match error.source().and_then(|why| Some((why.to_string(), no_number(why)?))) {
         Some((why, better)) => format!("isthmus: {}", said.replacen(&why, better, 1)),
         None => format!("isthmus: {said}"),
@@ -90,6 +94,7 @@ mod tests {
             super::mistake(&crate::command().try_get_matches_from(line).unwrap_err())
         };
         assert!(said(&["ps", "--nosuch"]).starts_with("isthmus: unexpected argument '--nosuch'"));
+        assert!(said(&["run", "-np", "2", "--", "true"]).contains("write -n 2, or --np 2"));
         let of = |value| said(&["run", "--vms", value, "-n", "2", "--", "true"]);
         for (value, wrong) in [
             ("two", "it is not a whole number"),
