@@ -620,7 +620,7 @@ fn row(wanted: &Wanted, records: &mut [Record], sieve: Sieve) -> Row {
     for family in ["tcp", "udp"] {
         let is_one = wanted.is_counted && wanted.peer.is_some_and(|peer| peer.starts_with(family));
         let way = theirs.and_then(|theirs| theirs.path.as_deref());
-        is_proved &= !is_one || way.is_none_or(|way| way == family) && way.is_some();
+        is_proved &= !is_one || way == Some(family);
     }
     // What is about sleepers: how often each round or turn must have some.
     let sleepers = match record.benchmark.as_str() {

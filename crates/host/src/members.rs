@@ -48,7 +48,7 @@ const LEAST_LIFE: Duration = Duration::from_millis(500);
 
 /// How long processes of a member's former life have, once it is published that this is over, to let go of its memory: then that is zeroed,
 /// and given to others.
-pub const LETTING_GO: Duration = Duration::from_secs(1);
+const LETTING_GO: Duration = Duration::from_secs(1);
 
 /// What [`Members::look_at`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

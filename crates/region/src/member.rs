@@ -344,7 +344,7 @@ pub struct Member {
     area: Mutex<Area>,
     /// Bytes of the area in which long messages' pieces lie.
     piece_bytes: Count,
-    /// Until when what can do without is not asked for, since the service has refused.
+    /// Until when what can do without is not asked for, since the service has refused, and of how many bytes on.
     refused_until: Mutex<Option<(Instant, u64)>>,
     pool: Mutex<Pool>,
     counters: Counters,

@@ -20,9 +20,9 @@ use crate::pace::Pace;
 use crate::protocol::{Code, Request};
 use crate::socket;
 
-/// How long a client may take from connecting to its `Hello`.
 /// How often to look at what is to be tried again.
 const TICK: Duration = Duration::from_millis(250);
+/// How long a client may take from connecting to its `Hello`.
 const GREETING: Duration = Duration::from_secs(10);
 
 /// Frames of one process that are heard in one go.
@@ -300,7 +300,7 @@ impl Loop {
                 // What it owned can be taken over now.
                 self.ring_all();
             }
-            // Nobody waits for it any more.
+            // Those that wait for the process need not, though its memory stays.
             Ok(false) if is_news.is_ok_and(|is| is) => self.ring_all(),
             Ok(false) => {}
             Err(e) => self.tell(&Event::Trouble { reason: format!("cannot take back area {area}: {e}") }),
