@@ -42,9 +42,17 @@ impl Qmp {
         };
         let mut qmp = Qmp { socket, buffer: Vec::new(), events: VecDeque::new() };
         let left = deadline.saturating_duration_since(Instant::now());
-        let greeting = qmp.message("greeting", Instant::now() + left.max(CONNECT_PAUSE))?;
-        if greeting.get("QMP").is_none() {
-            return Err(failed("greeting", format!("{greeting} instead of a greeting")));
+        let deadline = Instant::now() + left.max(CONNECT_PAUSE);
+        loop {
+            let message = qmp.message("greeting", deadline)?;
+            if message.get("QMP").is_some() {
+                break;
+            }
+            // What happens while QEMU accepts the connection is told ahead of its greeting.
+            if message.get("event").is_none() {
+                return Err(failed("greeting", format!("{message} instead of a greeting")));
+            }
+            qmp.events.push_back(message);
         }
         qmp.execute("qmp_capabilities", Value::Null)?;
         Ok(qmp)
@@ -165,6 +173,7 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         std::thread::spawn(move || {
             let (mut socket, _) = listener.accept().unwrap();
+            writeln!(socket, r#"{{"event": "RESUME"}}"#).unwrap();
             writeln!(socket, r#"{{"QMP": {{"version": {{}}}}}}"#).unwrap();
             let mut requests = BufReader::new(socket.try_clone().unwrap()).lines();
             requests.next();
@@ -192,6 +201,7 @@ mod tests {
         );
         let mut qmp = Qmp::connect(&path, Duration::from_secs(5)).unwrap();
         assert_eq!(qmp.cpu_threads().unwrap(), [11, 12]);
+        qmp.wait_event("RESUME", Duration::from_secs(5), |_| true).unwrap();
         let data =
             qmp.wait_event("DEVICE_DELETED", Duration::from_secs(5), |data| data["device"] == "x").unwrap();
         assert_eq!(data["device"], "x");
