@@ -190,8 +190,8 @@ struct Sorting {
     /// their own, or any.
     ///
     /// A virtual machine's host moves its processors about, and figures of the one placement say nothing about the other. So a
-    /// bare cache line is timed before and after each block or launch: half a round of 0.05 us is near, 0.15 us and more is far, and what
-    /// lies between or changed meanwhile is measured again. Two processes of this host are put on a pair of processors that is so placed, and
+    /// bare cache line is timed before and after each block or launch: half a round of less than 0.08 us is near, 0.1 us and more is far, and
+    /// what lies between or changed meanwhile is measured again; where the topology names threads of one core, the bound is measured. Two processes of this host are put on a pair of processors that is so placed, and
     /// more of them are kept to such a pair; with `any` they have all processors, and no promise is decided.
     #[arg(long, value_enum, default_value_t = Choice::Both, value_name = "PLACEMENT")]
     placement: Choice,
