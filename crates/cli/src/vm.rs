@@ -1,5 +1,6 @@
 //! `isthmus vm`.
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -76,8 +77,8 @@ impl DeviceArgs {
         let found = self.socket.or_else(|| isthmus_attach::find_socket().ok());
         let attach = foreground::attach_socket(found.as_deref())?;
         // Without a service, or its answer, the VM's definition can be written all the same.
-        let told = || client::observe_at(&attach, PATIENCE).ok().map(|view| view.said.region_bytes);
-        let region_bytes = self.region_size.or_else(told).unwrap_or(0);
+        let told = client::observe_at(&attach, PATIENCE).ok().map(|view| view.said.region_bytes);
+        let region_bytes = self.region_size.or(told).unwrap_or(0);
         let own = |common: PathBuf| match &self.name {
             Some(name) => service::own_socket(&common, name),
             None => common,
@@ -90,6 +91,22 @@ impl DeviceArgs {
             isolated: None,
             dax: None,
         };
+        if let Some(name) = &self.name {
+            match told {
+                Some(_) if !device.socket.exists() => {
+                    return Err(isthmus_host::Error::NoVm { name: name.clone() });
+                }
+                Some(_) => (),
+                None => {
+                    let socket = attach.display();
+                    // If standard error is closed, there is no other place to say it.
+                    let _ = writeln!(
+                        std::io::stderr(),
+                        "isthmus: no service answers at {socket}; these lines are for one that is started there and has a VM '{name}'"
+                    );
+                }
+            }
+        }
         let files = File::beside(&foreground::section_links(&attach))?;
         let (memory, files): (Vec<_>, Vec<_>) =
             files.into_iter().partition(|file| file.what == device::What::Dax);

@@ -43,7 +43,7 @@ pub enum Error {
     #[error("--source dax is for VMs: say how many may join (--vms)")]
     DaxAlone,
     /// A memory device for a region that is too small.
-    #[error("--source dax needs a region of 4M at least (--region-size)")]
+    #[error("--source dax needs a larger region: 8M at least (--region-size)")]
     DaxSmall,
     /// A memory device for an isolated region.
     #[error(
@@ -103,7 +103,7 @@ pub enum Error {
         reason: &'static str,
     },
     /// No such VM was announced.
-    #[error("no VM named '{name}' was announced")]
+    #[error("the service has no VM named '{name}'; isthmus host --vms N has vm1 to vmN")]
     NoVm {
         /// The name.
         name: String,
