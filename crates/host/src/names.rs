@@ -194,9 +194,6 @@ impl Registry {
             );
             return Err(Refusal(Code::Invalid, text));
         }
-        if new.len == 0 {
-            return Err(Refusal(Code::Invalid, format!("{} must have at least one byte", what())));
-        }
         if new.kind == Kind::Endpoint && !objects::endpoint::may_make(&self.region, asker.party.peer(), new) {
             let text = format!(
                 "no {}: it must name an endpoint of its maker's own host or VM, and a service there",
@@ -230,6 +227,9 @@ impl Registry {
                 return Err(Refusal(Code::Exists, text));
             }
             return self.open(asker, new.kind, &new.name, Access::Write);
+        }
+        if new.len == 0 {
+            return Err(Refusal(Code::Invalid, format!("{} must have at least one byte", what())));
         }
         let home = self.home_of(asker.party.peer());
         // The name of an endpoint is a process's own, and goes with it.
@@ -598,16 +598,18 @@ impl Registry {
     }
 }
 
-/// Whether a process is attached to a former agent of its VM. Whether it lives cannot be known; it counts as alive
-/// until the VM is gone.
+/// Whether a process is attached to a former agent of its VM, or to its last one while the next one waits to begin. Whether it
+/// lives cannot be known; it counts as alive until the VM is gone.
 fn is_of_a_former_life(party: Party, region: &Region, since: &HashMap<u32, u64>) -> bool {
     let Some(since) = since.get(&party.peer()) else { return false };
     let Ok(Some(info)) = region.peer(party.peer()) else { return false };
-    let lives = matches!(info.life.state, State::Active | State::Joining);
+    // Between two lives the VM's place is dead, and still has the incarnation of the one that is over.
+    let is_over = info.life.state == State::Dead;
+    let lives = is_over || matches!(info.life.state, State::Active | State::Joining);
     // Both keep the lower eight bits of an incarnation.
     let age = |of: u64| (info.life.incarnation.wrapping_sub(of)) & 0xff;
     let own = age(party.peer_life());
-    lives && own != 0 && own <= age(*since)
+    lives && (own != 0 || is_over) && own <= age(*since)
 }
 
 fn article(kind: Kind) -> &'static str {

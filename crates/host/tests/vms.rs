@@ -619,8 +619,22 @@ fn memory_is_given_to_no_other_object_while_a_vm_lives_whose_agent_was_started_a
     // A life must last a moment before the next may begin.
     std::thread::sleep(Duration::from_millis(600));
     drop(agent);
-    let _agent = red.boot(&service.wake_socket_of("red").unwrap(), &second).unwrap();
-    await_event(&events, |e| matches!(e, Event::VmAgain { .. }));
+    let (on_host, is_again) =
+        (isthmus_attach::connect_at(service.attach_socket()).unwrap(), Mutex::new(false));
+    // The old life is over a second before the next one begins.
+    let _agent = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !*is_again.lock().unwrap() {
+                let _ = Object::open(&on_host, Kind::Mutex, "none", Access::Read);
+                assert!(is_there(), "its memory is given to others while its VM's next agent waits");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let agent = red.boot(&service.wake_socket_of("red").unwrap(), &second).unwrap();
+        await_event(&events, |e| matches!(e, Event::VmAgain { .. }));
+        *is_again.lock().unwrap() = true;
+        agent
+    });
     let other = isthmus_attach::connect_at(&second).unwrap();
     let until = Instant::now() + Duration::from_millis(1500);
     while Instant::now() < until {

@@ -77,6 +77,9 @@ impl Registry {
 
     /// A VM is gone, with all of its processes.
     pub fn vm_gone(&mut self, vm: &str) {
+        for known in self.members.iter().filter(|known| known.is_vm && known.name == vm) {
+            self.since.remove(&known.index);
+        }
         for object in self.entries[..self.high].iter_mut().filter_map(|e| e.object.as_mut()) {
             object.is_orphan |= object.home.vm() == Some(vm);
         }
