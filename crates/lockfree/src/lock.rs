@@ -72,10 +72,10 @@ pub fn inherit(word: &Word, dead: u64, me: u64) -> bool {
     word.replace(dead, me).is_ok()
 }
 
-/// Gives a bare owned word back.
+/// Gives a bare owned word back, if it is still that of `me`: others may have taken `me` for dead, and the word with it.
 #[inline]
-pub fn let_go(word: &Word) {
-    word.set(0);
+pub fn let_go(word: &Word, me: u64) {
+    inherit(word, me, 0);
 }
 
 /// Takes the lock for `me` if it is free (P11). `thread` tells the caller from other threads of its process. With
@@ -125,13 +125,13 @@ pub fn give_back(line: &Line) {
         line.words[STATE].put(LOST);
     }
     line.words[THREAD].put(0);
-    let_go(&line.words[OWNER]);
+    line.words[OWNER].set(0);
 }
 
 /// Gives back what was taken over only to be inspected: what is suspect stays so.
 pub fn pass_on(line: &Line) {
     line.words[THREAD].put(0);
-    let_go(&line.words[OWNER]);
+    line.words[OWNER].set(0);
 }
 
 /// Has the lock kept for the caller; gives whether it is.

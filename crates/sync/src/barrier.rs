@@ -256,7 +256,7 @@ impl Shared {
             std::thread::sleep(MOMENT);
         }
         let done = work();
-        lock::let_go(resetter);
+        lock::let_go(resetter, me);
         done
     }
 

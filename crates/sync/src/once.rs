@@ -1,7 +1,8 @@
 //! Something that is made once: by the first caller, and if it dies while it does, by the next.
 //!
 //! # Layout
-//! One line, a gate: 0, or the process that makes it, or all ones when it is done; two words of sleepers.
+//! One line, a gate: 0, or the process that makes it, or all ones when it is done, or one less when nobody makes it and one has died
+//! while it did; two words of sleepers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,6 +21,8 @@ pub const BYTES: u64 = 64;
 
 /// It is done; names no process.
 const DONE: u64 = u64::MAX;
+/// Nobody makes it, and a process died while it did; names no process either, so that it is inherited as from a dead one.
+const SUSPECT: u64 = DONE - 1;
 
 /// Something made once, as one process has opened it. Any thread may use it, several at once.
 #[derive(Debug)]
@@ -124,14 +127,16 @@ impl Turn<'_> {
 
     /// Declares it done.
     pub fn finish(self) {
-        self.once.gate.word().set(DONE);
+        lock::inherit(self.once.gate.word(), self.once.member.party().word(), DONE);
         // The drop rings.
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        lock::inherit(self.once.gate.word(), self.once.member.party().word(), 0);
+        // What may be half made is so for the next one, too.
+        let left = if self.taken_over { SUSPECT } else { 0 };
+        lock::inherit(self.once.gate.word(), self.once.member.party().word(), left);
         self.once.gate.ring(u32::MAX);
     }
 }

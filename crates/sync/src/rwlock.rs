@@ -160,7 +160,7 @@ impl RwLock {
             std::thread::sleep(MOMENT);
         }
         let done = work(self);
-        lock::let_go(claimer);
+        lock::let_go(claimer, me);
         done
     }
 
@@ -393,8 +393,9 @@ impl RwLock {
 impl Drop for RwLock {
     fn drop(&mut self) {
         if self.index < self.processes {
-            // Guards borrow the handle, so no readers are left.
-            let _ = self.while_claiming(|this| this.process(this.index).map(|word| word.set(0)));
+            // Guards borrow the handle, so no readers are left. The line may be another's, where this process counted as dead.
+            let me = self.writer.member().party().word();
+            let _ = self.while_claiming(|this| this.process(this.index).map(|word| lock::let_go(word, me)));
         }
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use isthmus_lockfree::commit::{self, Phase, State};
+use isthmus_lockfree::lock;
 
 use isthmus_region::mapping::LineRef;
 
@@ -212,6 +213,11 @@ impl Drop for Committer {
     fn drop(&mut self) {
         // A commit that a panic ended is settled like that of a dead process. A slot that cannot be settled stays taken.
         let machinery = &self.shared.machinery;
+        let me = self.shared.member().party().word();
+        if !machinery.owner(self.slot).is_ok_and(|owner| owner.get() == me) {
+            // Others have taken this process for dead, and the slot may be a living one's.
+            return;
+        }
         if self.is_busy && self.shared.settle(self.slot).is_err() {
             return;
         }
@@ -222,7 +228,7 @@ impl Drop for Committer {
         if let Ok((flyers, bit)) = machinery.flyer(self.slot) {
             flyers.remove(bit);
         }
-        owner.set(0);
+        lock::let_go(owner, me);
     }
 }
 
