@@ -388,12 +388,12 @@ impl Context {
         }
         let mut waiting: Vec<Arc<Link>> = shared.links();
         waiting.iter().for_each(|link| link.pause());
-        let deadline = Instant::now() + limit;
+        let deadline = wait::deadline(Some(limit));
         let mut tries = 0;
         loop {
             shared.progress();
             waiting.retain(|link| !link.is_settled());
-            if waiting.is_empty() || Instant::now() >= deadline {
+            if waiting.is_empty() || wait::left(deadline).is_zero() {
                 break;
             }
             std::thread::sleep(wait::unsure(tries).min(Duration::from_millis(5)));
