@@ -321,20 +321,64 @@ fn more_buffers_than_may_be_granted_do_not_drive_out_one_another() {
 fn by_age_more_buffers_than_may_be_granted_drive_out_one_another() {
     let config = Config { long: Long::Attach, replacement: Replacement::Age, ..Config::default() };
     let mut pair = pair_with(config);
-    let mut other = vec![0; 128 << 10];
-    let mut turn = |pair: &mut Pair, tag: u64| {
+    // For one less than there are.
+    pair.drivers[0].lock().unwrap().room = 127 * 16;
+    let turn = |pair: &mut Pair, tag: u64| {
         for chunk in 0..128 {
             let out = pair.pooled(chunk << 16, 64 << 10);
             pair.exchange(tag + chunk, out, true);
         }
-        pair.exchange(tag + 128, buf(&mut other), true);
     };
     (0..3).for_each(|round| turn(&mut pair, 1000 * round));
     let calls = pair.drivers[0].lock().unwrap().calls;
     (4..8).for_each(|round| turn(&mut pair, 1000 * round));
     // Each comes back when it has just gone, and is granted anew. By the other rule none is.
     let more = pair.drivers[0].lock().unwrap().calls - calls;
-    assert!(more >= 4 * 128, "{more} calls of the driver in four turns of 129 buffers");
+    assert!(more >= 4 * 128, "{more} calls of the driver in four turns of 128 buffers");
+}
+
+#[test]
+fn with_half_of_the_room_half_of_the_buffers_stay_granted() {
+    let mut pair = pair(Long::Attach);
+    pair.drivers[0].lock().unwrap().room = 64 * 16;
+    let turn = |pair: &mut Pair, tag: u64| {
+        for chunk in 0..128 {
+            let out = pair.pooled(chunk << 16, 64 << 10);
+            pair.exchange(tag + chunk, out, true);
+        }
+    };
+    (0..3).for_each(|round| turn(&mut pair, 1000 * round));
+    let (before, granted) = (pair.counts()[0], {
+        let driver = pair.drivers[0].lock().unwrap();
+        (driver.calls, driver.granted.clone())
+    });
+    (4..8).for_each(|round| turn(&mut pair, 1000 * round));
+    let driver = pair.drivers[0].lock().unwrap();
+    assert_eq!(driver.calls, granted.0, "the driver is not asked in vain");
+    assert!(driver.granted == granted.1, "some drove out others");
+    drop(driver);
+    assert_eq!(pair.counts()[0] - before, 4 * 64);
+}
+
+#[test]
+fn buffers_that_cannot_be_granted_take_no_room() {
+    let mut pair = pair(Long::Attach);
+    let mut others = vec![vec![0; 128 << 10]; 40];
+    let mut turn = |pair: &mut Pair, tag: u64| {
+        for chunk in 0..124 {
+            let out = pair.pooled(chunk << 16, 64 << 10);
+            pair.exchange(tag + chunk, out, true);
+        }
+        for (other, tag) in others.iter_mut().zip(tag + 200..) {
+            pair.exchange(tag, buf(other), true);
+        }
+    };
+    (0..3).for_each(|round| turn(&mut pair, 1000 * round));
+    let (before, calls) = (pair.counts()[0], pair.drivers[0].lock().unwrap().calls);
+    (4..7).for_each(|round| turn(&mut pair, 1000 * round));
+    assert_eq!(pair.counts()[0] - before, 3 * 124);
+    let more = pair.drivers[0].lock().unwrap().calls - calls;
+    assert!(more <= 40 * 3, "{more} calls of the driver for 40 buffers that it never takes");
 }
 
 #[test]

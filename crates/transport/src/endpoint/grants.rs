@@ -47,6 +47,8 @@ const MOST_GIVEN_UP: u64 = 64;
 const MOST_CHUNKS: usize = 512;
 /// Chunks that were sent and are not granted, of which is known when.
 const MOST_SEEN: usize = 8 * MOST_CHUNKS;
+/// Uses of chunks for which the pool's being full is believed.
+const FULL: u64 = 4096;
 /// Uses of a chunk after which pages are tried again that could not be granted; doubled each time.
 const RETRY: u64 = 4;
 
@@ -99,6 +101,8 @@ pub(super) struct Cache {
     /// Chunks that were sent and are not granted, and when; also in the order of that.
     seen: HashMap<u64, u64>,
     seen_order: VecDeque<(u64, u64)>,
+    /// Chunks of which no page could be granted: from which use on they are tried again, and how many uses after that.
+    refused: HashMap<u64, (u64, u64)>,
     free_lists: Vec<u64>,
     /// Lists of messages that were given up.
     given_up: u64,
@@ -107,6 +111,8 @@ pub(super) struct Cache {
     /// Counts uses of chunks.
     ticks: u64,
     most: usize,
+    /// Until then there is room for so many: others of the process or the VM have granted the rest.
+    full: (u64, usize),
     replacement: Replacement,
 }
 
@@ -133,11 +139,13 @@ impl Cache {
             order: BTreeMap::new(),
             seen: HashMap::new(),
             seen_order: VecDeque::new(),
+            refused: HashMap::new(),
             free_lists: Vec::new(),
             given_up: 0,
             pieces: Vec::new(),
             ticks: 0,
             most,
+            full: (0, 0),
             replacement,
         })
     }
@@ -146,11 +154,12 @@ impl Cache {
     fn find(&mut self, member: &Member, chunk: u64, from: usize, count: usize) -> (Found, Option<Pin>) {
         self.ticks += 1;
         let now = self.ticks;
-        if !self.entries.contains_key(&chunk) && !self.admit(member, chunk) {
-            return (Found::nothing(chunk), None);
-        }
+        let away = match self.entries.get(&chunk) {
+            Some(entry) => Some(now - entry.tick),
+            None => self.admit(member, chunk),
+        };
         let Self { pool, owner, entries, order, .. } = self;
-        let Some(entry) = entries.get_mut(&chunk) else {
+        let (Some(away), Some(entry)) = (away, entries.get_mut(&chunk)) else {
             return (Found::nothing(chunk), None);
         };
         order.remove(&entry.tick);
@@ -159,7 +168,13 @@ impl Cache {
         let mut pages = entry.standing(pool, *owner, from, count);
         let mut is_fresh = false;
         if pages != bits(from, count) && entry.retry <= now {
-            let (granted, is_full) = entry.grant(member, chunk, from, count);
+            let (mut granted, is_full) = entry.grant(member, chunk, from, count);
+            // Others of the process or the VM have granted the rest: what was idle for longer than this was away makes room for it.
+            if is_full && self.evict(member, away, chunk) {
+                let Some(entry) = self.entries.get_mut(&chunk) else { return (Found::nothing(chunk), None) };
+                (granted, _) = entry.grant(member, chunk, from, count);
+            }
+            let Some(entry) = self.entries.get_mut(&chunk) else { return (Found::nothing(chunk), None) };
             is_fresh = granted & !pages != 0;
             pages = granted;
             if pages == bits(from, count) {
@@ -168,16 +183,18 @@ impl Cache {
                 entry.gap = (2 * entry.gap).min(1 << 20);
                 entry.retry = now + entry.gap * PAGES as u64;
             }
-            if is_full {
-                // Others of the process or the VM have granted the rest. What was idle for a while makes room for the next.
-                let idle = self.entries.len() as u64;
-                self.evict(member, idle, chunk);
-                // A message that is under way may still need the list.
-                if self.entries.get(&chunk).is_some_and(Entry::is_empty_and_free) {
-                    let list = self.forget(member, chunk);
-                    self.free_lists.extend(list);
-                    return (Found::nothing(chunk), None);
+            // What holds nothing is in the way of others. A message that is under way may still need the list.
+            if entry.is_empty_and_free() {
+                let (retry, gap) = (entry.retry, entry.gap);
+                let list = self.forget(member, chunk);
+                self.free_lists.extend(list);
+                if is_full {
+                    self.full = (now + FULL, self.entries.len());
+                    self.saw(chunk, now);
+                } else {
+                    self.refuse(chunk, retry, gap);
                 }
+                return (Found::nothing(chunk), None);
             }
         }
         let Some(entry) = self.entries.get(&chunk) else {
@@ -187,9 +204,8 @@ impl Cache {
         (Found { chunk, list: entry.list, pages, is_fresh }, Some(pin))
     }
 
-    /// Lets a chunk in that is not granted, if the rule does and there is room for it. Gives whether it has an entry now.
-    fn admit(&mut self, member: &Member, chunk: u64) -> bool {
-        let now = self.ticks;
+    /// Notes that a chunk that is not granted was used; gives when it was before.
+    fn saw(&mut self, chunk: u64, now: u64) -> Option<u64> {
         let before = self.seen.insert(chunk, now);
         self.seen_order.push_back((now, chunk));
         while self.seen_order.len() > MOST_SEEN
@@ -199,21 +215,42 @@ impl Cache {
                 self.seen.remove(&chunk);
             }
         }
-        let away = match (self.replacement, before) {
-            (Replacement::Idle, None) => return false,
+        before
+    }
+
+    /// Notes that no page of a chunk can be granted, before so many uses.
+    fn refuse(&mut self, chunk: u64, retry: u64, gap: u64) {
+        if self.refused.len() >= MOST_SEEN {
+            self.refused.clear();
+        }
+        self.refused.insert(chunk, (retry, gap));
+    }
+
+    /// Lets a chunk in that is not granted, if the rule does and there is room for it. If it has an entry now, gives for how many uses of
+    /// chunks it was away.
+    fn admit(&mut self, member: &Member, chunk: u64) -> Option<u64> {
+        let now = self.ticks;
+        if self.refused.get(&chunk).is_some_and(|(retry, _)| now < *retry) {
+            return None;
+        }
+        let away = match (self.replacement, self.saw(chunk, now)) {
+            (Replacement::Idle, None) => return None,
             (Replacement::Idle, Some(before)) => now - before,
             (Replacement::Age, _) => 0,
         };
-        if self.entries.len() >= self.most && !self.evict(member, away, chunk) {
-            return false;
+        let (until, room) = self.full;
+        let most = if now < until { room.min(self.most) } else { self.most };
+        if self.entries.len() >= most && !self.evict(member, away, chunk) {
+            return None;
         }
-        let Some(list) = self.take_list(member) else { return false };
+        let list = self.take_list(member)?;
         self.seen.remove(&chunk);
+        let gap = self.refused.remove(&chunk).map_or(RETRY, |(_, gap)| gap);
         // One that no entry has.
         let tick = self.ticks;
-        let entry = Entry { list, pages: [None; PAGES], tick, retry: 0, gap: RETRY, pins: Arc::new(()) };
+        let entry = Entry { list, pages: [None; PAGES], tick, retry: 0, gap, pins: Arc::new(()) };
         self.entries.insert(chunk, entry);
-        true
+        Some(away)
     }
 
     /// Takes the pages back of the chunk that was not used for longest, if that is longer than `away`, no message needs it, and it is
@@ -299,7 +336,8 @@ impl Entry {
         let mut granted = 0;
         for (at, page) in (from..).zip(pages) {
             if let Ok(word) = member.section().word("list of pages", self.list + at as u64 * 8) {
-                word.put(page.map_or(0, Granted::word));
+                // With what the kernel has copied before it.
+                word.set(page.map_or(0, Granted::word));
                 granted |= u32::from(page.is_some()) << at;
             }
         }
@@ -455,7 +493,8 @@ impl Core {
         while let [Some(first), ..] = rest {
             let run = pool.run(rest);
             if run == 0 {
-                return Err(Faulty);
+                // A sender that is gone may have other things there by now; the operation ends with it.
+                return if self.peers[source.0 as usize].still_lives() { Err(Faulty) } else { Ok(()) };
             }
             let (done, bytes) = ((PAGES - rest.len()) as u64 * PAGE, run as u64 * PAGE);
             dest.pieces(at + done, bytes, |done, piece| pool.copy(*first, done, piece))
