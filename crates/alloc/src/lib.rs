@@ -293,8 +293,9 @@ pub unsafe extern "C" fn realloc(at: *mut c_void, bytes: usize) -> *mut c_void {
     if bytes <= has && bytes >= has / 2 {
         return at;
     }
-    // One that grows may grow again.
-    let mut moved = if bytes > has { malloc(bytes.saturating_add(bytes / 8)) } else { null_mut() };
+    // One that grows may grow again, if there is room for that in the region.
+    let roomy = bytes.saturating_add(bytes / 8);
+    let mut moved = if bytes > has && is_large(roomy) { place(roomy, ALIGN, false) } else { null_mut() };
     if moved.is_null() {
         moved = malloc(bytes);
     }

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex, Once, TryLockError};
+use std::sync::{Arc, Mutex, Once, OnceLock, TryLockError};
 
 use isthmus_cabi::Poison;
 use isthmus_cabi::heap::Ops;
@@ -96,6 +96,14 @@ enum Source {
     None,
 }
 
+/// A block that only this thread knows yet.
+struct Taken {
+    member: &'static Arc<Member>,
+    address: u64,
+    offset: u64,
+    len: u64,
+}
+
 struct Heap {
     settings: Settings,
     source: Source,
@@ -121,6 +129,8 @@ static HEAP: Mutex<Heap> = Mutex::new(Heap {
     parked: Vec::new(),
 });
 static POISON: Poison = Poison::new();
+/// Whether there may be blocks: without any, messages need not look, which takes two system calls.
+static IS_USED: OnceLock<()> = OnceLock::new();
 
 /// With signals blocked: a handler may allocate, or fork, which waits for this lock.
 fn heap() -> Guarded<'static, Heap> {
@@ -152,7 +162,10 @@ impl Heap {
         if let Source::Unused = self.source {
             self.source = match attach() {
                 // The program's memory must stay as long as the program.
-                Ok(member) => Source::Region(Box::leak(Box::new(member))),
+                Ok(member) => {
+                    let _ = IS_USED.set(());
+                    Source::Region(Box::leak(Box::new(member)))
+                }
                 Err(why) => {
                     say(&format!("large allocations stay outside of the region: {why}"));
                     Source::None
@@ -165,7 +178,7 @@ impl Heap {
         }
     }
 
-    fn take(&mut self, bytes: usize, align: usize, zeroed: bool) -> Option<u64> {
+    fn take(&mut self, bytes: usize, align: usize) -> Option<Taken> {
         let len = (bytes as u64).checked_next_multiple_of(PAGE)?;
         if len >= self.too_much || align as u64 > PAGE || len > self.settings.most {
             return None;
@@ -185,13 +198,7 @@ impl Heap {
             }
         };
         let section = member.section();
-        let made = || {
-            if zeroed {
-                // All of a region has memory, so nothing is lost by that.
-                section.zero("heap", offset, len)?;
-            }
-            Ok((section.address(offset, len)?, section.list("heap", offset, len)?))
-        };
+        let made = || Ok((section.address(offset, len)?, section.list("heap", offset, len)?));
         let made: isthmus_region::Result<_> = made();
         let Ok((address, listed)) = made else {
             member.release(offset, len);
@@ -199,7 +206,7 @@ impl Heap {
             return None;
         };
         self.blocks.insert(address, Block { offset, bytes: len, listed: Some(listed) });
-        Some(address)
+        Some(Taken { member, address, offset, len })
     }
 
     /// So much is not asked for again before as much was given back.
@@ -227,7 +234,7 @@ impl Heap {
         if unsafe { mprotect(crate::cq::pointer(address), size, all) }.is_err() {
             return true;
         }
-        if self.busy.iter().any(|(start, len)| *start < address + bytes && address < start + len) {
+        if is_any_in(&self.busy, address, bytes) {
             self.parked.push((offset, bytes));
         } else if let Source::Region(member) = self.source {
             member.release(offset, bytes);
@@ -281,6 +288,7 @@ pub(crate) fn find(member: &Arc<Member>, start: u64, len: u64) -> Option<u64> {
 
 /// The same for a message, which need not be found: none, too, while another thread has the lock, which may ask the service, or fork.
 pub(crate) fn find_now(member: &Arc<Member>, start: u64, len: u64) -> Option<u64> {
+    IS_USED.get()?;
     let _blocked = signals::Blocked::new();
     at_once(HEAP.try_lock())?.find(member, start, len)
 }
@@ -297,12 +305,23 @@ pub(crate) fn settle(start: u64, len: u64) {
     if let Some(at) = heap.busy.iter().position(|busy| *busy == (start, len)) {
         heap.busy.swap_remove(at);
     }
-    // Not one by one: that operations stand still is rare.
-    if heap.busy.is_empty()
-        && let Source::Region(member) = heap.source
-    {
-        heap.parked.drain(..).for_each(|(offset, bytes)| member.release(offset, bytes));
+    if let Source::Region(member) = heap.source {
+        let Heap { busy, parked, .. } = &mut *heap;
+        // What the program has freed keeps its address, at which nothing else is.
+        parked.retain(|(offset, bytes)| {
+            let Ok(address) = member.section().address(*offset, *bytes) else { return true };
+            let is_busy = is_any_in(busy, address, *bytes);
+            if !is_busy {
+                member.release(*offset, *bytes);
+            }
+            is_busy
+        });
     }
+}
+
+/// Whether one of these ranges has bytes of that one.
+fn is_any_in(busy: &[(u64, u64)], address: u64, bytes: u64) -> bool {
+    busy.iter().any(|(start, len)| *start < address + bytes && address < start + len)
 }
 
 /// Whether an address lies in a block.
@@ -311,7 +330,18 @@ fn is_in_block(heap: &Heap, address: u64) -> bool {
 }
 
 extern "C" fn take(bytes: usize, align: usize, zeroed: c_int) -> *mut c_void {
-    let taken = guarded(None, || if is_forking() { None } else { heap().take(bytes, align, zeroed != 0) });
+    let taken = guarded(None, || {
+        if is_forking() {
+            return None;
+        }
+        let taken = heap().take(bytes, align)?;
+        // All of a region has memory, so nothing is lost by that. Without the lock, which others would wait for.
+        if zeroed != 0 && taken.member.section().zero("heap", taken.offset, taken.len).is_err() {
+            heap().give(taken.address);
+            return None;
+        }
+        Some(taken.address)
+    });
     taken.map_or(std::ptr::null_mut(), crate::cq::pointer)
 }
 
