@@ -157,6 +157,8 @@ struct region {
 	/* Before the pool, the pool, and behind it. */
 	struct dev_pagemap pagemaps[3];
 	struct pool pool;
+	/* How often each owner was settled, by which descriptors of an earlier process of that number are known; the pool's lock is held. */
+	u32 *lives;
 	/* Whose address space all mappings are of. */
 	struct inode *inode;
 	atomic_t mappings;
@@ -176,6 +178,7 @@ struct client {
 	bool is_allowed;
 	bool may_ring;
 	u32 owner;
+	u32 life;
 	u32 most_pages;
 	/* Of the one process that grants pages by it. */
 	bool has_notifier;
@@ -207,7 +210,12 @@ struct bell {
 };
 
 static DEFINE_IDA(numbers);
+/* Of the regions' address spaces, which no path reaches. */
 static struct vfsmount *inodes;
+/* Of the bells; there while there are any. */
+static struct vfsmount *bells;
+static int bell_count;
+static struct file_system_type bells_type;
 
 static void region_free(struct kref *refs)
 {
@@ -216,6 +224,7 @@ static void region_free(struct kref *refs)
 	iput(r->inode);
 	kvfree(r->pool.pages);
 	kvfree(r->pool.granted);
+	kvfree(r->lives);
 	ida_free(&numbers, r->number);
 	kfree(r);
 }
@@ -225,7 +234,8 @@ static void region_free(struct kref *refs)
 static void vector_ring(struct vector *v)
 {
 	atomic64_inc(&v->rings);
-	wake_up_interruptible_poll(&v->sleepers, EPOLLIN | EPOLLRDNORM);
+	/* Each has a bell of its own, so all of them, also those of EPOLLEXCLUSIVE. */
+	wake_up_interruptible_all(&v->sleepers);
 }
 
 static enum hrtimer_restart vector_resume(struct hrtimer *timer)
@@ -309,6 +319,7 @@ static int bell_release(struct inode *inode, struct file *file)
 
 	kref_put(&b->region->refs, region_free);
 	kfree(b);
+	simple_release_fs(&bells, &bell_count);
 	return 0;
 }
 
@@ -337,21 +348,24 @@ static long bell_make(struct region *r, unsigned long vector)
 	b->region = r;
 	b->vector = &r->vectors[vector];
 	atomic64_set(&b->seen, atomic64_read(&b->vector->rings));
-	fd = get_unused_fd_flags(O_CLOEXEC);
+	fd = simple_pin_fs(&bells_type, &bells, &bell_count);
 	if (fd < 0)
 		goto free;
+	fd = get_unused_fd_flags(O_CLOEXEC);
+	if (fd < 0)
+		goto release;
 	/* Each has an inode of its own, by which a program tells it from its other descriptors. */
-	inode = alloc_anon_inode(inodes->mnt_sb);
+	inode = alloc_anon_inode(bells->mnt_sb);
 	file = ERR_CAST(inode);
 	if (!IS_ERR(inode)) {
-		file = alloc_file_pseudo(inode, inodes, "isthmus-bell", O_RDONLY | O_NONBLOCK, &bell_operations);
+		file = alloc_file_pseudo(inode, bells, "isthmus-bell", O_RDONLY | O_NONBLOCK, &bell_operations);
 		if (IS_ERR(file))
 			iput(inode);
 	}
 	if (IS_ERR(file)) {
 		put_unused_fd(fd);
 		fd = PTR_ERR(file);
-		goto free;
+		goto release;
 	}
 	/* The end of the file gives both back. */
 	__module_get(THIS_MODULE);
@@ -360,6 +374,8 @@ static long bell_make(struct region *r, unsigned long vector)
 	fd_install(fd, file);
 	return fd;
 
+release:
+	simple_release_fs(&bells, &bell_count);
 free:
 	kfree(b);
 	return fd;
@@ -651,7 +667,7 @@ static struct page *pool_take(struct client *c, u32 *why)
 
 	spin_lock_irq(&pool->lock);
 	number = pool->free;
-	if (pool->granted[c->owner] >= c->most_pages) {
+	if (r->lives[c->owner] != c->life || pool->granted[c->owner] >= c->most_pages) {
 		*why = ISTHMUS_LIMIT;
 	} else if (number == NO_PAGE) {
 		*why = ISTHMUS_FULL;
@@ -754,17 +770,30 @@ static void pool_settle(struct region *r, u32 owner)
 	u32 number;
 
 	for (number = 0; READ_ONCE(pool->kept) && number < pool->count; number++) {
-		struct client *keeper = READ_ONCE(pool->pages[number].keeper);
+		struct client *keeper;
 
-		if (keeper)
-			pool_release(r, number, keeper, owner);
+		/* The keeper may be closing, and be another one then: NO_KEEPER. */
+		do
+			keeper = READ_ONCE(pool->pages[number].keeper);
+		while (keeper && !pool_release(r, number, keeper, owner) && READ_ONCE(pool->pages[number].keeper) != keeper);
 		if (!(number % 1024))
 			cond_resched();
 	}
 }
 
+/* An owner's process is gone, or with 0 each owner's: descriptors that were allowed before grant no pages any more. */
+static void pool_renew(struct region *r, u32 owner)
+{
+	u32 i;
+
+	spin_lock_irq(&r->pool.lock);
+	for (i = owner ?: 1; i <= (owner ?: ISTHMUS_OWNERS); i++)
+		r->lives[i]++;
+	spin_unlock_irq(&r->pool.lock);
+}
+
 /*
- * An owner's process is gone: pages that others still have, forked processes above all, count no longer for whoever is called so next.
+ * The same: pages that others still have, forked processes above all, count no longer for whoever is called so next.
  */
 static void pool_orphan(struct region *r, u32 owner)
 {
@@ -772,9 +801,11 @@ static void pool_orphan(struct region *r, u32 owner)
 	u32 number;
 
 	spin_lock_irq(&pool->lock);
-	for (number = 0; number < pool->count && pool->granted[owner]; number++) {
-		if (ISTHMUS_OWNER(pool->pages[number].word) == owner) {
-			pool->granted[owner]--;
+	for (number = 0; number < pool->count && (!owner || pool->granted[owner]); number++) {
+		u32 of = ISTHMUS_OWNER(pool->pages[number].word);
+
+		if (of && of != NOBODY && (!owner || of == owner)) {
+			pool->granted[of]--;
 			pool->granted[NOBODY]++;
 			pool_change(pool, number, NOBODY);
 		}
@@ -1192,7 +1223,7 @@ static bool keep_page(struct client *c, unsigned long address, const struct isth
 	spin_lock_irq(&pool->lock);
 	/* The address may have another page since. */
 	is_right = !r->is_gone && result->page < pool->count && page == pool_page(r, result->page) &&
-		   pool->pages[result->page].word == result->word;
+		   pool->pages[result->page].word == result->word && r->lives[c->owner] == c->life;
 	if (is_right && !pool->pages[result->page].keeper) {
 		pool->pages[result->page].keeper = c;
 		c->kept++;
@@ -1368,9 +1399,9 @@ static long client_settle(struct client *c, unsigned long owner)
 	if (owner > ISTHMUS_OWNERS)
 		return -EINVAL;
 	down_read(&c->region->lock);
+	pool_renew(c->region, owner);
 	pool_settle(c->region, owner);
-	if (owner)
-		pool_orphan(c->region, owner);
+	pool_orphan(c->region, owner);
 	up_read(&c->region->lock);
 	return 0;
 }
@@ -1643,14 +1674,14 @@ static int region_part(struct region *r, unsigned int part, u64 begin, u64 end)
 	return 0;
 }
 
-/* Reserves the memory as write-back, so that faults map it so, with pages if there is room for them. */
-static int region_memory(struct region *r)
+/* Reserves the memory as write-back, so that faults map it so, with pages if they are wanted and there is room for them. */
+static int region_memory(struct region *r, bool with_pages)
 {
 	const u64 edges[] = { 0, r->pool.offset, r->pool.offset + r->pool.bytes, r->bytes };
 	unsigned int i;
 	int error = 0;
 
-	if (pages && IS_ALIGNED(r->start | r->bytes, PMD_SIZE)) {
+	if (with_pages && IS_ALIGNED(r->start | r->bytes, PMD_SIZE)) {
 		r->has_pages = true;
 		for (i = 0; i < ARRAY_SIZE(r->pagemaps) && !error; i++)
 			/* Without a pool all is in the first part. */
@@ -1703,7 +1734,7 @@ static void region_end(struct region *r)
 	WRITE_ONCE(r->is_gone, true);
 	WRITE_ONCE(r->is_over, true);
 	for (i = 0; i < r->vector_count; i++)
-		wake_up_interruptible_poll(&r->vectors[i].sleepers, EPOLLIN | EPOLLRDNORM | EPOLLHUP);
+		wake_up_interruptible_all(&r->vectors[i].sleepers);
 }
 
 /* Called with the lock held for writing: the pool comes to this place. Gives 1 if it was at another one. */
@@ -1731,7 +1762,8 @@ static long region_place_pool(struct region *r, const struct isthmus_pool *place
 	if (error)
 		return error;
 	region_unmap(r);
-	error = region_memory(r);
+	/* As it was taken, whatever the parameter says since. */
+	error = region_memory(r, true);
 	if (error)
 		region_end(r);
 	else if (!r->has_pages)
@@ -1869,6 +1901,9 @@ static long client_allow(struct client *c, const void __user *from)
 		c->count = allow.count;
 		c->may_ring = allow.flags & ISTHMUS_MAY_RING;
 		c->owner = allow.owner;
+		spin_lock_irq(&c->region->pool.lock);
+		c->life = c->region->lives[c->owner];
+		spin_unlock_irq(&c->region->pool.lock);
 		c->most_pages = allow.pages;
 		/* Pairs with those who look without the lock. */
 		smp_store_release(&c->is_allowed, true);
@@ -1985,6 +2020,14 @@ static struct file_system_type inodes_type = {
 	.kill_sb = kill_anon_super,
 };
 
+/* With one: a path to a bell (O_PATH) outlives the bell, and with it this mount must. */
+static struct file_system_type bells_type = {
+	.owner = THIS_MODULE,
+	.name = KBUILD_MODNAME,
+	.init_fs_context = inodes_init,
+	.kill_sb = kill_anon_super,
+};
+
 static int region_inode(struct region *r)
 {
 	struct inode *inode = alloc_anon_inode(inodes->mnt_sb);
@@ -2063,6 +2106,12 @@ static struct region *region_make(struct pci_dev *device)
 		kfree(r);
 		return NULL;
 	}
+	r->lives = kvcalloc(ISTHMUS_OWNERS + 1, sizeof(*r->lives), GFP_KERNEL);
+	if (!r->lives) {
+		ida_free(&numbers, r->number);
+		kfree(r);
+		return NULL;
+	}
 	kref_init(&r->refs);
 	init_rwsem(&r->lock);
 	mutex_init(&r->clients_lock);
@@ -2122,7 +2171,7 @@ static int isthmus_probe(struct pci_dev *device, const struct pci_device_id *id)
 	r->registers = pci_iomap(device, REGISTERS, 0);
 	if (!r->registers)
 		goto put;
-	error = region_memory(r);
+	error = region_memory(r, pages);
 	if (error)
 		goto unmap;
 	error = -ENODEV;

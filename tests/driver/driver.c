@@ -405,6 +405,27 @@ static void gone(void)
 	FAILS(syscall(SYS_delete_module, "isthmus", O_NONBLOCK), EWOULDBLOCK);
 }
 
+/* Unloads the module, once nothing is open: a path to a bell outlives the bell, and the module with it. */
+static void unload(void)
+{
+	int fd = node_open(O_RDWR), bell = (int)OK(ioctl(fd, ISTHMUS_BELL, 1)), got = -1;
+	char name[64];
+
+	snprintf(name, sizeof(name), "/proc/self/fd/%d", bell);
+	int path = (int)OK(open(name, O_PATH));
+	close(bell);
+	close(fd);
+	/* What is closed is given back a moment later. */
+	usleep(200000);
+	FAILS(syscall(SYS_delete_module, "isthmus", O_NONBLOCK), EWOULDBLOCK);
+	close(path);
+	for (int i = 0; i < 50 && got; i++) {
+		usleep(100000);
+		got = (int)syscall(SYS_delete_module, "isthmus", O_NONBLOCK);
+	}
+	CHECK(got == 0);
+}
+
 /* While something is mapped there is no sleep of the system. */
 static void suspend(void)
 {
@@ -533,7 +554,7 @@ int main(int count, char **words)
 		const char *name;
 		void (*run)(void);
 	} all[] = {{"about", about}, {"allows", allows}, {"pages", pages}, {"o_direct", o_direct}, {"write_back", write_back}, {"bells", bells}, {"storm", storm},
-		   {"fuzz", fuzz}, {"suspend", suspend}, {"gone", gone}};
+		   {"fuzz", fuzz}, {"suspend", suspend}, {"unload", unload}, {"gone", gone}};
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	if (count < 3)

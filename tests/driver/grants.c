@@ -615,15 +615,22 @@ static void orphans(void)
 	}
 	OK(waitpid(pid, &status, 0));
 	CHECK(status == 0 && read(ready[0], &byte, 1) == 1 && granted_pages(fd) == 8);
-	int next = granter(OWNER + 1, 8);
+	int former = granter(OWNER + 1, 8);
 	volatile unsigned char *more = written(8);
-	CHECK(OK(grant(next, more, 8, results)) == 0 && results[0].why == ISTHMUS_LIMIT);
+	CHECK(OK(grant(former, more, 8, results)) == 0 && results[0].why == ISTHMUS_LIMIT);
 	OK(ioctl(fd, ISTHMUS_SETTLE, OWNER + 1));
+	/* What was allowed before takes no pages in the name of whoever is called so next. */
+	CHECK(OK(grant(former, more, 8, results)) == 0 && results[0].why == ISTHMUS_LIMIT);
+	close(former);
+	int next = granter(OWNER + 1, 8);
 	grant_all(next, more, 8, results);
 	CHECK(granted_pages(fd) == 16 && stands(&results[7]));
 	close(hold[1]);
 	wait_for_granted(fd, 8);
 	CHECK(stands(&results[0]));
+	/* The same of all owners, when an agent is started anew. */
+	OK(ioctl(fd, ISTHMUS_SETTLE, 0));
+	CHECK(OK(grant(next, written(8), 8, results)) == 0 && results[0].why == ISTHMUS_LIMIT);
 }
 
 /* Memory that is not granted, by kind. */
