@@ -49,7 +49,7 @@ extern "C" {
 #define ISTHMUS_EREFUSED (-17)  /* the member accepts no connections, or too many wait to be accepted */
 #define ISTHMUS_EEND (-18)      /* end of the stream: the other end closed, and everything was read */
 #define ISTHMUS_ECLOSED (-19)   /* the channel is closed in this direction */
-#define ISTHMUS_EPEERDIED (-20) /* the process at the other end died without closing; what had arrived was read */
+#define ISTHMUS_EPEERDIED (-20) /* the process at the other end died without closing; what was not read is lost */
 #define ISTHMUS_EFAULTY (-21)   /* the other end broke the protocol; the channel is unusable */
 #define ISTHMUS_ESUSPENDED (-22) /* the channel is suspended: connect anew once the member can be reached again */
 #define ISTHMUS_ENOTREACHABLE (-23) /* the memory node is on a host that this process cannot reach */
@@ -57,7 +57,7 @@ extern "C" {
 /* What an error number means, in a few words; never NULL. */
 const char *isthmus_strerror(int error);
 
-/* Why the last failed call of this thread failed, with names and values; "" if none did. Valid until the thread's next call. */
+/* Why the last failed call of this thread failed, with names and values; "" if none did. Valid until the thread's next failure. */
 const char *isthmus_error(void);
 
 /* ---- attachment ---- */
@@ -248,7 +248,8 @@ int isthmus_semaphore_unlink(struct isthmus *here, const char *name);
 /*
  * A robust reader-writer lock that may be open `opens` (1 to 4096) times at once. A waiting writer goes before readers that
  * come later. Opening fails with ISTHMUS_EFULL when it is open that many times, and with ISTHMUS_ETIMEDOUT when a live process
- * has been opening or closing it for ten seconds: the process was stopped, or the lock was overwritten.
+ * has been opening or closing it for ten seconds: the process was stopped, or the lock was overwritten. A thread that has it for
+ * reading must not lock it again: for writing that waits for ever, and for reading once a writer waits.
  */
 struct isthmus_rwlock;
 int isthmus_rwlock_open(struct isthmus *here, const char *name, uint32_t opens, unsigned mode, struct isthmus_rwlock **lock);
@@ -333,7 +334,7 @@ int isthmus_transaction_write(struct isthmus_transaction *transaction, uint32_t 
 
 /*
  * Commits; returns one of these. Items that all lie in one aligned word of 8 bytes take a single compare-and-swap. Errors:
- * ISTHMUS_EINVAL for items out of bounds or larger than the log, ISTHMUS_ENOTFOUND for no such segment,
+ * ISTHMUS_EINVAL for items out of bounds, of over 1 MiB, or larger than the log, ISTHMUS_ENOTFOUND for no such segment,
  * ISTHMUS_ENOTREACHABLE, ISTHMUS_EFULL when other processes have all slots.
  */
 int isthmus_transaction_commit(struct isthmus_transaction *transaction);
@@ -412,12 +413,13 @@ int isthmus_ivc_peers(const struct isthmus_ivc *ivc, struct isthmus_peer *peers,
 
 /*
  * Connects to a member. Errors: ISTHMUS_ENOTFOUND, ISTHMUS_EREFUSED, ISTHMUS_ESUSPENDED if this context is suspended before there is an
- * answer, ISTHMUS_ETIMEDOUT, ISTHMUS_EFULL.
+ * answer, ISTHMUS_EPEERDIED if the member dies before it, ISTHMUS_EFAULTY, ISTHMUS_EINVAL for this context itself, ISTHMUS_ETIMEDOUT,
+ * ISTHMUS_EFULL.
  */
 int isthmus_ivc_connect(const struct isthmus_ivc *ivc, const struct isthmus_peer *peer, uint64_t timeout_ns,
 			struct isthmus_channel **channel);
 
-/* Accepts a connection. Errors: ISTHMUS_ETIMEDOUT; ISTHMUS_EBUSY with a time of 0 if none waits. */
+/* Accepts a connection. Errors: ISTHMUS_ETIMEDOUT; ISTHMUS_EBUSY with a time of 0 if none waits; ISTHMUS_EFULL. */
 int isthmus_ivc_accept(const struct isthmus_ivc *ivc, uint64_t timeout_ns, struct isthmus_channel **channel);
 
 /*
@@ -488,8 +490,9 @@ int isthmus_channel_peer(const struct isthmus_channel *channel, struct isthmus_p
 uint64_t isthmus_channel_id(const struct isthmus_channel *channel);
 
 /*
- * Moves as many bytes as possible without waiting; returns how many, 0 if none. Errors of reading, after all bytes that had
- * arrived: ISTHMUS_EEND, ISTHMUS_EPEERDIED, ISTHMUS_ESUSPENDED; of writing: ISTHMUS_ECLOSED, ISTHMUS_EPEERDIED; of both
+ * Moves as many bytes as possible without waiting; returns how many, 0 if none. Errors of reading: after all bytes that had
+ * arrived ISTHMUS_EEND and ISTHMUS_ESUSPENDED; ISTHMUS_EPEERDIED, with which bytes that were not read before the death was known are lost;
+ * of writing: ISTHMUS_ECLOSED, ISTHMUS_EPEERDIED; of both
  * ISTHMUS_EFAULTY.
  */
 int64_t isthmus_channel_read(struct isthmus_channel *channel, void *into, size_t len);

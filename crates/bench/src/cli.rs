@@ -163,7 +163,7 @@ fn size(text: &str) -> std::result::Result<u64, String> {
 /// What all benchmarks take.
 #[derive(Args, Debug)]
 struct Common {
-    /// The MPI: its directory, or `openmpi` or `mpich` on the PATH.
+    /// The MPI: its directory, or `openmpi`, `openmpi4`, `openmpi5`, `mpich` or `intel` on the PATH.
     #[arg(long, value_name = "DIR|NAME")]
     mpi: Option<String>,
     /// Fewer sizes and rounds: natively a minute or less for each MPI.

@@ -35,7 +35,7 @@ pub(crate) struct Args {
     #[arg(long)]
     sysv: bool,
     /// Put large allocations of ranks into the region, up to SIZE of each (without SIZE 64M): preloads libisthmus-alloc.so into all
-    /// that the shell starts. Needs a region with room for them (isthmus host --region-size), and in a VM the guest driver
+    /// that the shell starts. Needs a region with room for them (isthmus host --region-size), and in a VM the guest driver or a memory device
     #[arg(long, value_name = "SIZE", default_value = "0", num_args = 0..=1, default_missing_value = "64M", value_parser = size::parse_or_none)]
     alloc: u64,
 }

@@ -21,7 +21,7 @@ use crate::{metrics, report, size, user};
 /// join with their device plugged in anew (with --isolated and --source dax: with their QEMU started again).
 ///
 ///     isthmus host --vms 2 --region-size 256M    in one terminal
-///     isthmus guest                              as root, inside each VM
+///     isthmus guest --group isthmus              as root, inside each VM
 ///     eval "$(isthmus env --mpi openmpi)"        where your mpirun starts
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]

@@ -41,7 +41,7 @@ pub enum Error {
         elsewhere: String,
     },
     /// A launcher that isthmus cannot start ranks with.
-    #[error("{}: not a launcher that isthmus knows ({said}); it knows Open MPI 5 and MPICH 4 and 5", .launcher.display())]
+    #[error("{}: not a launcher that isthmus knows ({said}); it knows Open MPI 4 and 5, MPICH 4 and 5, and Intel MPI", .launcher.display())]
     UnknownMpi {
         /// The launcher.
         launcher: PathBuf,
