@@ -13,6 +13,7 @@ use isthmus_lockfree::ring::{Consumer, Producer, ReadSlots, Slots};
 use isthmus_lockfree::sleep::{Bell, announce_awake, announce_sleep, who_to_ring};
 use isthmus_lockfree::slot::{ReadSlot, Slot};
 use isthmus_lockfree::sync::{Line, Word, release_fence};
+use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 
@@ -43,13 +44,37 @@ impl Slots for Ring {
     }
 }
 
+/// Bytes that are no atomics, as those of a data ring: loom reports accesses to them that nothing orders.
+struct Bytes(UnsafeCell<u64>);
+
+// SAFETY: what orders the accesses is what the models are about.
+unsafe impl Sync for Bytes {}
+// SAFETY: as for Sync.
+unsafe impl Send for Bytes {}
+
+impl Bytes {
+    fn new() -> Self {
+        Self(UnsafeCell::new(0))
+    }
+
+    fn put(&self, value: u64) {
+        // SAFETY: loom checks that no other thread is at it.
+        self.0.with_mut(|at| unsafe { *at = value });
+    }
+
+    fn get(&self) -> u64 {
+        // SAFETY: loom checks that no other thread writes there.
+        self.0.with(|at| unsafe { *at })
+    }
+}
+
 fn model(f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(f);
 }
 
-fn push_all(ring: &Ring, count: u64) {
+fn push_all(ring: &Ring, count: u64, before: impl Fn(u64)) {
     let mut producer = Producer::new(ring.capacity());
     for i in 0..count {
         while !producer.has_room() {
@@ -58,11 +83,12 @@ fn push_all(ring: &Ring, count: u64) {
                 thread::yield_now();
             }
         }
+        before(i);
         producer.push(ring, &[0, i, i + 100, 0, 0, 0, 0, 0], 3);
     }
 }
 
-fn pop_all(ring: &Ring, count: u64) {
+fn pop_all(ring: &Ring, count: u64, check: impl Fn(u64)) {
     let mut consumer = Consumer::new();
     for i in 0..count {
         let message = loop {
@@ -72,6 +98,7 @@ fn pop_all(ring: &Ring, count: u64) {
             }
         };
         assert_eq!((message[1], message[2]), (i, i + 100), "payload belongs to its stamp");
+        check(i);
         consumer.advance();
         consumer.release(&ring.read);
     }
@@ -84,20 +111,20 @@ fn ring_keeps_order_and_payload_over_a_wrap_and_when_full() {
     model(|| {
         let ring = Arc::new(Ring::new(2));
         let far = Arc::clone(&ring);
-        let producer = thread::spawn(move || push_all(&far, 5));
-        pop_all(&ring, 5);
+        let producer = thread::spawn(move || push_all(&far, 5, |_| ()));
+        pop_all(&ring, 5, |_| ());
         producer.join().unwrap();
     });
 }
 
-/// P2: a slot is written again only after the consumer's loads of it are over.
+/// P2: a slot, and the bytes in the data ring that go with it, are written again only after the consumer's loads of them are over.
 #[test]
 fn slot_is_reused_only_after_it_was_read() {
     model(|| {
-        let ring = Arc::new(Ring::new(1));
-        let far = Arc::clone(&ring);
-        let producer = thread::spawn(move || push_all(&far, 3));
-        pop_all(&ring, 3);
+        let shared = Arc::new((Ring::new(1), Bytes::new()));
+        let far = Arc::clone(&shared);
+        let producer = thread::spawn(move || push_all(&far.0, 3, |i| far.1.put(i + 200)));
+        pop_all(&shared.0, 3, |i| assert_eq!(shared.1.get(), i + 200));
         producer.join().unwrap();
     });
 }
@@ -386,7 +413,7 @@ fn held_memory_is_not_given_away() {
     model(|| {
         let alive = Life { incarnation: 1, state: State::Active }.pack();
         // The owner's life, its memory, the hold of the one that changes it.
-        let shared = Arc::new((Word::new(alive), Word::new(0), Word::new(0)));
+        let shared = Arc::new((Word::new(alive), Bytes::new(), Word::new(0)));
         let far = Arc::clone(&shared);
         let changer = thread::spawn(move || {
             hold::take(&far.2, 7);
@@ -402,7 +429,7 @@ fn held_memory_is_not_given_away() {
             shared.1.put(9);
         }
         changer.join().unwrap();
-        assert!(!taken || shared.1.peek() == 9, "changed after it was given away");
+        assert!(!taken || shared.1.get() == 9, "changed after it was given away");
     });
 }
 
