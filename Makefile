@@ -37,7 +37,6 @@ clippy:
 
 unit:
 	tests/unit
-	cargo test --workspace --features isthmus-transport/fault,isthmus-sync/fault,isthmus-sysv/fault --test faults --test minitransaction_faults --test msg_faults --test sem_faults --quiet
 
 doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
