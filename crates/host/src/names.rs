@@ -489,7 +489,8 @@ impl Registry {
         if info.flags & UNLINKED != 0 && object.holders.is_empty() {
             let (index, life, extent) = (info.index, info.life.incarnation, object.extent);
             let _ = objects::retire(&self.region, index, life);
-            if sysv::is_entered(&self.region, &object.info) {
+            let (region, since) = (&self.region, &self.since);
+            if sysv::is_entered(region, &object.info, |party| may_live(party, region, since)) {
                 let _ = objects::publish(&self.region, &object.info);
                 return;
             }
@@ -546,9 +547,9 @@ impl Registry {
         let undone = &mut self.undone;
         let info = &object.info;
         object.holders.retain(|party, _| {
-            let may_live = party.may_write(region) || is_of_a_former_life(*party, region, since);
-            *undone |= !may_live && sysv::undo(region, info, *party);
-            may_live
+            let lives = may_live(*party, region, since);
+            *undone |= !lives && sysv::undo(region, info, *party);
+            lives
         });
         sysv::note_removal(&self.region, &mut object.info);
         let opens = object.info.opens;
@@ -596,6 +597,11 @@ impl Registry {
         self.heard.remove(&peer);
         let _ = call::answer(&self.region, peer, 0, &[]);
     }
+}
+
+/// Whether a process may still be at work in the region.
+fn may_live(party: Party, region: &Region, since: &HashMap<u32, u64>) -> bool {
+    party.may_write(region) || is_of_a_former_life(party, region, since)
 }
 
 /// Whether a process is attached to a former agent of its VM, or to its last one while the next one waits to begin. Whether it

@@ -603,6 +603,15 @@ fn processes_of_vms_share_named_objects_with_those_of_the_host() {
     }
 }
 
+/// Says that it is over, however it ends.
+struct Ends<'a>(&'a Mutex<bool>);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        *self.0.lock().unwrap() = true;
+    }
+}
+
 /// The processes of a VM live on, and may write, when its agent is started anew.
 #[test]
 fn memory_is_given_to_no_other_object_while_a_vm_lives_whose_agent_was_started_anew() {
@@ -630,9 +639,10 @@ fn memory_is_given_to_no_other_object_while_a_vm_lives_whose_agent_was_started_a
                 std::thread::sleep(Duration::from_millis(5));
             }
         });
+        // Also if this fails: the thread ends with it.
+        let _ends = Ends(&is_again);
         let agent = red.boot(&service.wake_socket_of("red").unwrap(), &second).unwrap();
         await_event(&events, |e| matches!(e, Event::VmAgain { .. }));
-        *is_again.lock().unwrap() = true;
         agent
     });
     let other = isthmus_attach::connect_at(&second).unwrap();

@@ -21,9 +21,9 @@ pub(super) fn take_key(info: &mut ObjectInfo) {
 }
 
 /// Whether a process is about to attach a segment whose end is published.
-pub(super) fn is_entered(region: &Region, info: &ObjectInfo) -> bool {
+pub(super) fn is_entered(region: &Region, info: &ObjectInfo, may_live: impl FnMut(Party) -> bool) -> bool {
     let page = sysv::is(info, Kind::SysvShm).then(|| segment::page(region, info.offset).ok()).flatten();
-    page.is_some_and(|page| segment::is_entered(region, &page))
+    page.is_some_and(|page| segment::is_entered(&page, may_live))
 }
 
 /// A segment that bears its removal is nameless, also if who removed it has died before it could say so.

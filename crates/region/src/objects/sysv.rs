@@ -102,9 +102,9 @@ pub mod segment {
         ENTERING.into_iter().filter_map(word).filter_map(|word| Party::named(word.get())).collect()
     }
 
-    /// Whether a living process is about to attach the segment, whose end was published.
-    pub fn is_entered(region: &Region, page: &Section) -> bool {
-        entering(page).into_iter().any(|party| party.may_write(region))
+    /// Whether a process for which `may_live` holds is about to attach the segment, whose end was published.
+    pub fn is_entered(page: &Section, may_live: impl FnMut(Party) -> bool) -> bool {
+        entering(page).into_iter().any(may_live)
     }
 }
 
