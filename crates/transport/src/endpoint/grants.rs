@@ -155,7 +155,8 @@ impl Cache {
         self.ticks += 1;
         let now = self.ticks;
         let away = match self.entries.get(&chunk) {
-            Some(entry) => Some(now - entry.tick),
+            Some(entry) if self.replacement == Replacement::Idle => Some(now - entry.tick),
+            Some(_) => Some(0),
             None => self.admit(member, chunk),
         };
         let Self { pool, owner, entries, order, .. } = self;
@@ -169,10 +170,13 @@ impl Cache {
         let mut is_fresh = false;
         if pages != bits(from, count) && entry.retry <= now {
             let (mut granted, is_full) = entry.grant(member, chunk, from, count);
+            let mut made_room = 0;
             // Others of the process or the VM have granted the rest: what was idle for longer than this was away makes room for it.
             if is_full && self.evict(member, away, chunk) {
                 let Some(entry) = self.entries.get_mut(&chunk) else { return (Found::nothing(chunk), None) };
                 (granted, _) = entry.grant(member, chunk, from, count);
+                // The driver may still be clearing it.
+                made_room = 1;
             }
             let Some(entry) = self.entries.get_mut(&chunk) else { return (Found::nothing(chunk), None) };
             is_fresh = granted & !pages != 0;
@@ -189,7 +193,7 @@ impl Cache {
                 let list = self.forget(member, chunk);
                 self.free_lists.extend(list);
                 if is_full {
-                    self.full = (now + FULL, self.entries.len());
+                    self.full = (now + FULL, self.entries.len() + made_room);
                     self.saw(chunk, now);
                 } else {
                     self.refuse(chunk, retry, gap);
