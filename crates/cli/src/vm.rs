@@ -1,6 +1,6 @@
 //! `isthmus vm`.
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use clap::{Subcommand, ValueEnum};
 use isthmus_attach::client;
 use isthmus_host::device::{self, Device, File};
 use isthmus_host::{foreground, service};
+use isthmus_region::error::with_causes;
 
 use crate::{report, size};
 
@@ -77,7 +78,8 @@ impl DeviceArgs {
         let found = self.socket.or_else(|| isthmus_attach::find_socket().ok());
         let attach = foreground::attach_socket(found.as_deref())?;
         // Without a service, or its answer, the VM's definition can be written all the same.
-        let told = client::observe_at(&attach, PATIENCE).ok().map(|view| view.said.region_bytes);
+        let asked = client::observe_at(&attach, PATIENCE);
+        let told = asked.as_ref().ok().map(|view| view.said.region_bytes);
         let region_bytes = self.region_size.or(told).unwrap_or(0);
         let own = |common: PathBuf| match &self.name {
             Some(name) => service::own_socket(&common, name),
@@ -92,17 +94,26 @@ impl DeviceArgs {
             dax: None,
         };
         if let Some(name) = &self.name {
-            match told {
-                Some(_) if !device.socket.exists() => {
+            match &asked {
+                Ok(_) if !device.socket.exists() => {
                     return Err(isthmus_host::Error::NoVm { name: name.clone() });
                 }
-                Some(_) => (),
-                None => {
+                Ok(_) => (),
+                Err(why) => {
                     let socket = attach.display();
+                    let is_gone = |source: &std::io::ErrorKind| {
+                        matches!(source, ErrorKind::NotFound | ErrorKind::ConnectionRefused)
+                    };
+                    let why = match why {
+                        isthmus_attach::Error::Connect { source, .. } if is_gone(&source.kind()) => {
+                            format!("no service answers at {socket}")
+                        }
+                        other => with_causes(other),
+                    };
                     // If standard error is closed, there is no other place to say it.
                     let _ = writeln!(
                         std::io::stderr(),
-                        "isthmus: no service answers at {socket}; these lines are for one that is started there and has a VM '{name}'"
+                        "isthmus: {why}; these lines are for a service that runs at {socket} and has a VM '{name}'"
                     );
                 }
             }
