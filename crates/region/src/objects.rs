@@ -9,6 +9,7 @@ pub mod endpoint;
 pub mod sysv;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use isthmus_lockfree::life::{Life, State, unchanged};
 use isthmus_lockfree::sync::{ReadWord, release_fence};
@@ -20,6 +21,7 @@ use crate::member::Member;
 use crate::membership::{PeerInfo, Region};
 use crate::party::Party;
 use crate::text::padded;
+use crate::waiting::NAP;
 
 /// Longest name of an object, in bytes.
 pub const MAX_NAME: usize = 127;
@@ -33,6 +35,10 @@ pub const LIMITED: u64 = 4;
 pub const FLAGS: u64 = ENDS_WITH_CREATOR | UNLINKED | LIMITED;
 /// Peers with lower indexes can be among those to which an object is limited.
 pub const MAX_ALLOWED: u32 = 256;
+/// How long a reader waits for an entry that is being changed.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Looks at such an entry with yields between them; naps come then.
+const YIELDS: u32 = 64;
 
 /// What an object is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -258,17 +264,43 @@ fn entry(region: &Region, index: u32) -> Result<PeerSection> {
 /// # Errors
 /// [`Error::Invalid`] beyond the table, or for an entry that never holds still.
 pub fn object(region: &Region, index: u32) -> Result<Option<ObjectInfo>> {
+    read(region, index, &mut Patience::default())
+}
+
+/// How long a reader waits for entries that are being changed: all of those that it reads together. Their writer may have lost its
+/// processor in between; but entries that never hold still shall keep nobody for long.
+#[derive(Debug, Default)]
+pub struct Patience {
+    looks: u32,
+    begun: Option<Instant>,
+}
+
+impl Patience {
+    /// Waits a little before the next look; gives false once it is used up.
+    pub fn wait(&mut self) -> bool {
+        self.looks += 1;
+        if self.looks <= YIELDS {
+            std::thread::yield_now();
+            return true;
+        }
+        if self.begun.get_or_insert_with(Instant::now).elapsed() >= PATIENCE {
+            return false;
+        }
+        std::thread::sleep(NAP);
+        true
+    }
+}
+
+/// As [`object()`], of several.
+fn read(region: &Region, index: u32, patience: &mut Patience) -> Result<Option<ObjectInfo>> {
     let at = entry(region, index)?;
     let life = at.word("object", object::LIFE)?;
-    for _ in 0..1000 {
+    loop {
         let seen = life.get();
         match Life::unpack(seen).state {
             State::Active => {}
-            // Its entry is being changed, for a moment.
-            State::Joining => {
-                std::thread::yield_now();
-                continue;
-            }
+            State::Joining if patience.wait() => continue,
+            State::Joining => break,
             State::Free | State::Dead => return Ok(None),
         }
         let word = |offset| at.word("object", offset).map(ReadWord::peek);
@@ -303,6 +335,9 @@ pub fn object(region: &Region, index: u32) -> Result<Option<ObjectInfo>> {
         if unchanged(life, seen) {
             return Ok(Some(info));
         }
+        if !patience.wait() {
+            break;
+        }
     }
     Err(Error::Invalid { what: "object entry, which keeps changing", value: index.into() })
 }
@@ -325,7 +360,8 @@ pub fn set_high(region: &Region, high: u32) -> Result<()> {
 
 /// All objects that there are.
 pub fn objects(region: &Region) -> Vec<ObjectInfo> {
-    (0..high(region)).filter_map(|i| object(region, i).ok().flatten()).collect()
+    let mut patience = Patience::default();
+    (0..high(region)).filter_map(|i| read(region, i, &mut patience).ok().flatten()).collect()
 }
 
 /// An object's bytes.
@@ -338,8 +374,14 @@ pub fn section(region: &Region, info: &ObjectInfo) -> Result<Section> {
 
 /// Whether the object that was seen in place `index` is still there.
 pub fn is_there(region: &Region, index: u32, incarnation: u64) -> bool {
-    let life = entry(region, index).and_then(|at| at.word("object", object::LIFE).map(ReadWord::get));
-    life.is_ok_and(|word| Life::unpack(word).is_active(incarnation))
+    entry(region, index).is_ok_and(|at| lives(&at, incarnation))
+}
+
+/// Whether an entry is that of this object, if it is being changed, too.
+fn lives(entry: &PeerSection, incarnation: u64) -> bool {
+    let life = entry.word("object", object::LIFE).map_or(0, ReadWord::get);
+    let life = Life::unpack(life);
+    life.incarnation == incarnation && matches!(life.state, State::Active | State::Joining)
 }
 
 /// Writes an entry, all but its name's life; for the host service alone.
@@ -547,6 +589,33 @@ mod tests {
         assert_eq!(object(&region, 3).unwrap(), None);
         assert!(object(&region, 8).is_err());
         assert!(publish(&region, &info(&"n".repeat(MAX_NAME + 1))).is_err());
+    }
+
+    #[test]
+    fn a_reader_outlasts_a_writer_that_loses_its_processor() {
+        let region = region();
+        publish(&region, &info("a")).unwrap();
+        let life = entry(&region, 3).unwrap().writable().unwrap();
+        let life = life.word("object", object::LIFE).unwrap();
+        let changing = |incarnation| Life { incarnation, state: State::Joining }.pack();
+        life.set(changing(7));
+        assert!(is_there(&region, 3, 7) && !is_there(&region, 3, 6));
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| object(&region, 3).unwrap());
+            std::thread::sleep(PATIENCE / 5);
+            life.set(info("a").life.pack());
+            assert_eq!(reader.join().unwrap(), Some(info("a")));
+        });
+        // One that never comes back keeps nobody for long, however many entries it has left so.
+        for index in 0..8 {
+            publish(&region, &ObjectInfo { index, ..info("a") }).unwrap();
+            let entry = entry(&region, index).unwrap().writable().unwrap();
+            entry.word("object", object::LIFE).unwrap().set(changing(7));
+        }
+        let begun = Instant::now();
+        assert_eq!(objects(&region), []);
+        let took = begun.elapsed();
+        assert!(took >= PATIENCE && took < 4 * PATIENCE, "{took:?}");
     }
 
     #[test]

@@ -668,9 +668,8 @@ impl Ipc {
     /// The same for the object in one place; on failure its incarnation, if that is known.
     fn take_over_in(&self, index: u32, pid: u32) -> std::result::Result<bool, Option<u64>> {
         let region = self.member().region();
-        // An entry that changes just now can be read a moment later.
-        let read = (0..8).find_map(|_| objects::object(region, index).ok());
-        let Some(info) = read.ok_or(None)?.filter(|info| sysv::is(info, Kind::SysvSem)) else {
+        let read = objects::object(region, index).map_err(|_| None)?;
+        let Some(info) = read.filter(|info| sysv::is(info, Kind::SysvSem)) else {
             return Ok(true);
         };
         let failed = Some(info.life.incarnation);

@@ -3,7 +3,7 @@
 use isthmus_region::format::object;
 use isthmus_region::life::{Life, State};
 use isthmus_region::membership::Shape;
-use isthmus_region::objects::{FLAGS, Kind, LIMITED, MAX_ALLOWED, MAX_NAME, ObjectInfo, UNLINKED};
+use isthmus_region::objects::{FLAGS, Kind, LIMITED, MAX_ALLOWED, MAX_NAME, ObjectInfo, Patience, UNLINKED};
 use isthmus_region::party::Party;
 
 use super::{Result, Walk, half, word};
@@ -117,11 +117,9 @@ impl Walk<'_> {
     /// The words of an entry. One that is being changed, as it is whenever a process opens the object, is read again.
     fn entry(&self, at: u64) -> Result<Vec<u64>> {
         let mut words = self.words("object", at, WORDS)?;
-        for _ in 0..100 {
-            if Life::unpack(word(&words, object::LIFE)).state != State::Joining || !self.reader.is_memory() {
-                break;
-            }
-            std::thread::yield_now();
+        let mut patience = Patience::default();
+        let changes = |words: &[u64]| Life::unpack(word(words, object::LIFE)).state == State::Joining;
+        while changes(&words) && self.reader.is_memory() && patience.wait() {
             words = self.words("object", at, WORDS)?;
         }
         Ok(words)

@@ -4,7 +4,7 @@
 //! Names are the table's, which the host service alone writes: it notes their maker, and takes none whose system is not
 //! the asker's own. So no process can be named by those of another system.
 
-use super::{Arc, Error, Kind, Member, NewObject, Region, Result, UNLINKED, object};
+use super::{Arc, Error, Kind, Member, NewObject, Patience, Region, Result, UNLINKED, read};
 use crate::address::{Address, SystemId};
 
 /// Longest name of a service, in bytes.
@@ -77,8 +77,9 @@ impl Drop for Name {
 pub fn find(member: &Member, system: SystemId, service: &str) -> Result<Option<Address>> {
     let region = member.region();
     let name = name_of(system, service);
+    let mut patience = Patience::default();
     for index in 0..super::high(region) {
-        let Some(info) = object(region, index)? else { continue };
+        let Some(info) = read(region, index, &mut patience)? else { continue };
         if info.kind != Kind::Endpoint as u32 || info.flags & UNLINKED != 0 || info.name != name {
             continue;
         }

@@ -2,8 +2,8 @@
 //! a key is their name. What they may be used for stands in the table, where only the host service writes.
 
 use super::{
-    Kind, LIMITED, Life, ObjectInfo, Party, PeerSection, ReadWord, Region, Result, State, UNLINKED, entry,
-    is_among,
+    Kind, LIMITED, Life, ObjectInfo, Party, Patience, PeerSection, ReadWord, Region, Result, State, UNLINKED,
+    entry, is_among,
 };
 use crate::format::object;
 
@@ -153,6 +153,7 @@ pub fn key_and_maker(info: &ObjectInfo) -> (i32, u32) {
 
 /// The object of a kind with a key, if there is one that is not removed.
 pub fn find(region: &Region, kind: Kind, key: i32) -> Option<ObjectInfo> {
+    let mut patience = Patience::default();
     (0..super::high(region)).find_map(|index| {
         let at = entry(region, index).ok()?;
         // A quick look, and then a whole one.
@@ -161,7 +162,7 @@ pub fn find(region: &Region, kind: Kind, key: i32) -> Option<ObjectInfo> {
         if !is_there || at.half("object", object::KIND).ok()? != kind as u32 {
             return None;
         }
-        let info = super::object(region, index).ok().flatten()?;
+        let info = super::read(region, index, &mut patience).ok().flatten()?;
         let is_it = is(&info, kind) && key_and_maker(&info).0 == key && !is_removed(region, &info);
         is_it.then_some(info)
     })
@@ -191,8 +192,7 @@ impl Entry {
     /// Whether the object is there, removed or not.
     #[inline]
     pub fn is_there(&self) -> bool {
-        let life = Life::unpack(self.word(object::LIFE));
-        life.incarnation == self.incarnation && matches!(life.state, State::Active | State::Joining)
+        super::lives(&self.at, self.incarnation)
     }
 
     /// Whether the object is removed, or gone.
