@@ -167,8 +167,11 @@ impl Server<'_> {
             .sessions
             .iter_mut()
             .filter_map(|(stream, session)| {
-                let open = [CHANNEL_OUT, CHANNEL_ERR].iter().any(|channel| self.mux.has((*stream, *channel)));
-                session.is_over(open).then_some(*stream)
+                let any = |is: &dyn Fn((u32, u8)) -> bool| {
+                    [CHANNEL_OUT, CHANNEL_ERR].iter().any(|channel| is((*stream, *channel)))
+                };
+                let (open, held_up) = (any(&|key| self.mux.has(key)), any(&|key| self.mux.is_held_up(key)));
+                session.is_over(open, held_up).then_some(*stream)
             })
             .collect();
         for stream in done {

@@ -71,9 +71,13 @@ impl Mapped {
             if others.rest(&job, begin) {
                 continue;
             }
-            while !self.knows(&job) && begin.elapsed() < SCAN_FOR {
+            // Once at least, however late this thread is.
+            while !self.knows(&job) {
                 let start = Instant::now();
                 self.scan();
+                if begin.elapsed() >= SCAN_FOR {
+                    break;
+                }
                 thread::sleep(start.elapsed().min(SCAN_FOR));
             }
             if !self.knows(&job) {

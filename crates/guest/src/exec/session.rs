@@ -17,7 +17,7 @@ use super::exec_as;
 use crate::processes;
 use crate::wire::{Exit, Request, Window};
 
-/// How long output may keep coming after everything in a session was killed.
+/// How long output may keep coming after everything in a session was killed, without the time in which its reader holds it up.
 const OUTPUT_GRACE: Duration = Duration::from_secs(2);
 
 /// Our ends of a process's standard streams.
@@ -185,8 +185,11 @@ impl Session {
         self.exit.is_some()
     }
 
-    /// Whether the session and its output have ended, or the output has had time enough.
-    pub(super) fn is_over(&self, output_open: bool) -> bool {
+    /// Whether the session and its output have ended, or the output has had time enough. What waits for its reader is not lost.
+    pub(super) fn is_over(&mut self, output_open: bool, is_held_up: bool) -> bool {
+        if let Some((_, since)) = self.exit.as_mut().filter(|_| is_held_up) {
+            *since = Instant::now();
+        }
         self.exit.is_some_and(|(_, since)| !output_open || since.elapsed() > OUTPUT_GRACE)
     }
 

@@ -131,6 +131,12 @@ impl Mux {
         self.sources.contains_key(&key) || self.sinks.contains_key(&key)
     }
 
+    /// Whether a source is not read, since the other side has to take first what was sent.
+    pub fn is_held_up(&self, key: Key) -> bool {
+        let has_room = self.out.len() < OUT_MARK;
+        self.sources.get(&key).is_some_and(|source| !has_room || source.credit == 0)
+    }
+
     /// How many channels are open.
     pub fn channels(&self) -> usize {
         self.sources.len() + self.sinks.len()
