@@ -9,8 +9,8 @@ use isthmus_region::reader::Reader;
 
 use crate::survey::{Depth, Look, look};
 
-/// Most surveys of memory.
-const SURVEYS: u32 = 5;
+/// Most surveys of memory: a process that has lost its processor in the middle of a change has a second in all to come back to it.
+const SURVEYS: u32 = 9;
 /// The pause between two surveys; doubled each time.
 const PAUSE: Duration = Duration::from_millis(4);
 
@@ -19,7 +19,12 @@ const PAUSE: Duration = Duration::from_millis(4);
 /// # Errors
 /// As [`look`].
 pub fn check(reader: &Reader) -> isthmus_region::Result<Look> {
-    let mut found = look(reader, Depth::Slots)?;
+    survey(reader, Depth::Slots)
+}
+
+/// Surveys a region, again as long as there are faults.
+pub(crate) fn survey(reader: &Reader, depth: Depth) -> isthmus_region::Result<Look> {
+    let mut found = look(reader, depth)?;
     let mut pause = PAUSE;
     for _ in 1..SURVEYS {
         if found.faults.is_empty() || !reader.is_memory() {
@@ -27,7 +32,7 @@ pub fn check(reader: &Reader) -> isthmus_region::Result<Look> {
         }
         std::thread::sleep(pause);
         pause *= 2;
-        let again = look(reader, Depth::Slots)?;
+        let again = look(reader, depth)?;
         found.faults.keep_common(&again.faults);
         found.survey = again.survey;
     }

@@ -16,17 +16,16 @@ use isthmus_region::reader::Reader;
 use isthmus_region::text::printable;
 use rustix::io::Errno;
 
+use crate::check;
 use crate::error::{Error, Result};
 use crate::fault::Faults;
 use crate::model::Survey;
-use crate::survey::{Depth, look};
+use crate::survey::Depth;
 
 /// How long a service may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The same for a service that was only found, and not named.
 const SHORT_PATIENCE: Duration = Duration::from_secs(1);
-/// The pause before a second survey, if the first found faults that may only have been changes.
-const PAUSE: Duration = Duration::from_millis(4);
 /// Most characters of a command line that are shown.
 const MOST_OF_A_LINE: usize = 70;
 
@@ -149,19 +148,13 @@ impl Target {
         Ok(Self { reader, name, service: None })
     }
 
-    /// Surveys the region; a second time if there are faults.
+    /// Surveys the region; again if there are faults, which may be changes that are half made.
     ///
     /// # Errors
     /// [`Error::NotARegion`], [`Error::Read`].
     pub fn survey(&self) -> Result<(Survey, Faults)> {
         let failed = |source| Error::Read { what: self.name.clone(), source };
-        let mut found = look(&self.reader, Depth::Tables).map_err(failed)?;
-        if !found.faults.is_empty() && self.reader.is_memory() {
-            std::thread::sleep(PAUSE);
-            let again = look(&self.reader, Depth::Tables).map_err(failed)?;
-            found.faults.keep_common(&again.faults);
-            found.survey = again.survey;
-        }
+        let found = check::survey(&self.reader, Depth::Tables).map_err(failed)?;
         let survey = found.survey.ok_or_else(|| Error::NotARegion {
             what: self.name.clone(),
             fault: found
@@ -201,7 +194,7 @@ impl Target {
     }
 }
 
-/// How many files the region says that it has, if it is one; [`look`] says what is wrong if it is none.
+/// How many files the region says that it has, if it is one; a survey says what is wrong if it is none.
 fn files_of(reader: &Reader) -> u32 {
     let half = |offset: u64| {
         let mut word = [0];
