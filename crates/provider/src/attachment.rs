@@ -11,13 +11,18 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
+use isthmus_attach::protocol::Code;
 use isthmus_fabric_sys::{FI_LOG_CORE, FI_LOG_WARN};
 use isthmus_region::address::SystemId;
 use isthmus_region::error::with_causes;
 use isthmus_region::member::Member;
 
 use crate::core::{Core, log};
+
+/// How long a failure to attach that may pass is the answer without asking again.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// A socket as one service made it: device, inode, and the time of its last change.
 type Stamp = (u64, u64, i64, i64);
@@ -29,6 +34,8 @@ struct Probe {
     socket: Option<PathBuf>,
     stamp: Option<Stamp>,
     here: Option<Here>,
+    /// When it was asked, if it may let this process in a moment later.
+    failed: Option<Instant>,
     held: Option<Arc<Member>>,
     /// The attachment, whoever holds it.
     member: Weak<Member>,
@@ -39,6 +46,7 @@ impl Probe {
     fn is_fresh(&self) -> bool {
         // In this order: a parent's attachment is nothing to ask.
         self.pid == std::process::id()
+            && self.failed.is_none_or(|at| at.elapsed() < AGAIN)
             && self.member.upgrade().is_none_or(|member| !member.service().has_ended())
             && self.stamp == stamp(self.socket.as_deref())
     }
@@ -106,6 +114,13 @@ fn attach(socket: Option<&Path>) -> Result<Arc<Member>, isthmus_attach::Error> {
     socket.map_or_else(isthmus_attach::shared, isthmus_attach::shared_at)
 }
 
+/// Whether what keeps a process from attaching may be over soon: a service that is busy or stopped, or whose places a job still has
+/// that was just killed.
+fn may_pass(error: &isthmus_attach::Error) -> bool {
+    use isthmus_attach::Error::{Refused, System, TimedOut};
+    matches!(error, TimedOut { .. } | System { .. } | Refused { code: Code::Full, .. })
+}
+
 /// What the program asks for and is in one region only.
 #[derive(Clone, Copy)]
 pub(crate) struct Sought<'a> {
@@ -162,10 +177,11 @@ fn ask(core: Option<&Core>, socket: Option<PathBuf>) -> Option<Here> {
             eprintln!("isthmus: {text}");
         }
     }
+    let failed = answer.as_ref().err().filter(|e| may_pass(e)).map(|_| Instant::now());
     let held = answer.ok();
     let here = held.as_deref().map(Here::of);
     let member = held.as_ref().map(Arc::downgrade).unwrap_or_default();
-    probes.push(Probe { pid: std::process::id(), socket, stamp, here, held, member });
+    probes.push(Probe { pid: std::process::id(), socket, stamp, here, failed, held, member });
     here
 }
 

@@ -84,10 +84,12 @@ impl Party {
     }
 
     /// State and granted bytes of its area, and its process's number, if that is still in this process's life, and the peer lives.
-    /// Memory that cannot be mapped says nothing; so that nobody takes a living process for a dead one, it is then one that is at work.
+    /// Memory that cannot be mapped, or not be had just now, says nothing; so that nobody takes a living process for a dead one, it is
+    /// then one that is at work.
     fn look(self, region: &Region) -> Option<(State, u64, u64)> {
-        self.read(region)
-            .unwrap_or_else(|e| matches!(e, Error::Memory { .. }).then_some((State::Active, 1, 0)))
+        let says_nothing =
+            |e| matches!(e, Error::Memory { .. } | Error::Service { .. } | Error::NoFile { .. });
+        self.read(region).unwrap_or_else(|e| says_nothing(e).then_some((State::Active, 1, 0)))
     }
 
     fn read(self, region: &Region) -> Result<Option<(State, u64, u64)>> {

@@ -141,7 +141,10 @@ impl Used {
         }
         let service = self.member.service();
         let held = service.hold_object(self.index, self.incarnation);
-        held.map_err(|_| Errno::IDRM)?;
+        held.map_err(|e| match errno_at_opening(&e) {
+            Errno::INVAL => Errno::IDRM,
+            errno => errno,
+        })?;
         if self.is_kept.set() {
             // Another thread did so.
             service.release_object(self.index, self.incarnation);
@@ -341,7 +344,14 @@ impl Ipc {
             return Err(Errno::INVAL);
         }
         let index = id.cast_unsigned() & ((1 << INDEX_BITS) - 1);
-        let info = objects::object(self.member.region(), index).ok().flatten().ok_or(Errno::INVAL)?;
+        let read = || objects::object(self.member.region(), index).ok().flatten();
+        let again = || {
+            self.settle();
+            read()
+        };
+        // A segment that is removed and attached at the same time is gone for a moment: the service knows then.
+        let once_more = || if kind == Kind::SysvShm { again() } else { None };
+        let info = read().or_else(once_more).ok_or(Errno::INVAL)?;
         if !sysv::is(&info, kind) {
             return Err(Errno::INVAL);
         }
@@ -353,9 +363,7 @@ impl Ipc {
             return Ok(info);
         }
         // The service may not have heard yet of those that attach it.
-        self.settle();
-        let info = objects::object(self.member.region(), index).ok().flatten();
-        info.filter(|info| id_of(info) == id && info.opens > 0).ok_or(Errno::INVAL)
+        again().filter(|info| id_of(info) == id && info.opens > 0).ok_or(Errno::INVAL)
     }
 
     /// As [`Ipc::look`], for one that is not removed.

@@ -135,8 +135,9 @@ impl Ipc {
         } else {
             let held = service.hold_object(info.index, info.life.incarnation);
             held.map_err(|e| match ipc::errno_at_opening(&e) {
-                Errno::ACCESS => Errno::ACCESS,
-                _ => Errno::INVAL,
+                errno @ (Errno::ACCESS | Errno::INVAL) => errno,
+                // As where the service cannot be told.
+                _ => Errno::NOSYS,
             })?;
         }
         step(Step::Told);
