@@ -494,9 +494,11 @@ static void pinned(const char *device)
 		put("/sys/bus/pci/drivers/isthmus/unbind", device);
 		_exit(0);
 	}
-	usleep(500000);
-	CHECK(waitpid(pid, &status, WNOHANG) == 0);
+	for (int i = 0; i < 100 && at[5 * MIB]; i++)
+		usleep(100000);
 	CHECK(at[5 * MIB] == 0);
+	usleep(200000);
+	CHECK(waitpid(pid, &status, WNOHANG) == 0);
 	CHECK(read(ends[0], &byte, 1) == 1 && byte == 42);
 	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
 	close(ends[0]);

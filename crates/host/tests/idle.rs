@@ -34,8 +34,18 @@ fn an_idle_service_sleeps() {
     let _device = UnixStream::connect(service.ivshmem_socket()).unwrap();
     let _port = OwnedFd::from(UnixStream::connect(service.wake_socket()).unwrap());
     let _process = isthmus_attach::connect_at(service.attach_socket()).unwrap();
-    std::thread::sleep(Duration::from_millis(300));
-    let before = sleeps();
+    // Until all is done that these began.
+    let mut before = sleeps();
+    for _ in 0..100 {
+        std::thread::sleep(Duration::from_millis(200));
+        let last = std::mem::replace(&mut before, sleeps());
+        let of_service = |counts: &BTreeMap<String, u64>| -> Vec<_> {
+            counts.clone().into_iter().filter(|(thread, _)| thread.contains("isthmus")).collect()
+        };
+        if of_service(&last) == of_service(&before) {
+            break;
+        }
+    }
     std::thread::sleep(Duration::from_secs(2));
     let after = sleeps();
     let mut services = 0;

@@ -455,10 +455,13 @@ fn a_vm_is_the_same_system_as_long_as_it_runs_and_no_other_member_is() {
         let section = blue.region().own_section(&peer()).unwrap();
         section.word("directory", isthmus_region::format::directory::MAGIC).unwrap().set(0);
         hello();
-        // The processes of the life before have a second.
-        std::thread::sleep(Duration::from_millis(1100));
-        hello();
-        await_event(&events, |e| matches!(e, Event::VmAgain { name } if name == "blue"));
+        // The processes of the life before have a second; an agent says hello until it is heard.
+        let begun = Instant::now();
+        while !events.try_iter().any(|e| matches!(e, Event::VmAgain { name } if name == "blue")) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it is not taken for a new life");
+            hello();
+            std::thread::sleep(Duration::from_millis(100));
+        }
         directory::Writer::create(&blue.region(), 2, Naming::first(claim)).unwrap();
         hello();
         await_event(&events, |e| matches!(e, Event::VmRefused { reason } if reason.contains("'blue'")));

@@ -233,15 +233,19 @@ fn accepting_an_offer_that_is_given_up_gives_an_ended_channel() {
         let there = b.accept(SOON).unwrap();
         let before = rings();
         std::thread::scope(|scope| {
-            let reader = scope.spawn(|| {
+            let (dropped, is_dropped) = std::sync::mpsc::channel();
+            let there = &there;
+            let reader = scope.spawn(move || {
                 if asleep {
                     return there.read_some(&mut [0; 9], SOON);
                 }
-                std::thread::sleep(Duration::from_millis(20));
+                is_dropped.recv().unwrap();
                 there.read(&mut [0; 9])
             });
             std::thread::sleep(Duration::from_millis(if asleep { 20 } else { 0 }));
             drop(connecting);
+            // The reader is there only if it waits for this.
+            let _ = dropped.send(());
             let end = reader.join().unwrap();
             assert!(matches!(end, Err(Error::End { .. })), "{end:?}");
         });
