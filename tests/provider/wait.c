@@ -171,8 +171,9 @@ static void nothing(struct side *s)
 #ifdef OVER_MPI
 	/* A guest counts as used what its emulator had to wait for; not each time. Polling would have used all of the 2 s. */
 	const double most = 1;
-	for (int i = 0; i < 2 && used > most; i++)
-		used = wait_for_nothing(s);
+	barrier();
+	double again = wait_for_nothing(s);
+	used = again < used ? again : used;
 #else
 	const double most = 0.1;
 #endif

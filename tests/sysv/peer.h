@@ -398,7 +398,7 @@ static inline long result(struct peer *p)
 }
 
 /* Whether the peer sleeps in its call; false if it has returned from it. One may sleep for a while until its service has opened an
- * object for it: where that is not the kernel. */
+ * object for it, which the kernel does at once. */
 static inline bool blocks(struct peer *p)
 {
 	bool ours = getenv("SYSV_TEST_OURS");

@@ -21,7 +21,7 @@ pub(crate) fn start(
         reader.add(files.file(index)?)?;
     }
     let target = Target { reader, name: "the region".into(), service: None };
-    // One survey at a time: a page is cheap, but many clients must not keep the service's processor busy.
+    // One survey at a time: a page is cheap where the region is sound, but many clients must not keep the service's processor busy.
     let state = Mutex::new((target, Exporter::default()));
     let page = move || {
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);

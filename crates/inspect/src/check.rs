@@ -9,8 +9,8 @@ use isthmus_region::reader::Reader;
 
 use crate::survey::{Depth, Look, look};
 
-/// Most surveys of memory: a process that has lost its processor in the middle of a change has a second in all to come back to it.
-const SURVEYS: u32 = 9;
+/// Most surveys of memory: a process that has lost its processor in the middle of a change has a quarter of a second to come back to it.
+const SURVEYS: u32 = 7;
 /// The pause between two surveys; doubled each time.
 const PAUSE: Duration = Duration::from_millis(4);
 

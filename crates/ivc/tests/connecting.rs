@@ -244,7 +244,7 @@ fn accepting_an_offer_that_is_given_up_gives_an_ended_channel() {
             });
             std::thread::sleep(Duration::from_millis(if asleep { 20 } else { 0 }));
             drop(connecting);
-            // The reader is there only if it waits for this.
+            // A sleeping reader does not wait for this.
             let _ = dropped.send(());
             let end = reader.join().unwrap();
             assert!(matches!(end, Err(Error::End { .. })), "{end:?}");

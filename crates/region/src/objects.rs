@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use isthmus_lockfree::life::{Life, State, unchanged};
+use isthmus_lockfree::local::Flag;
 use isthmus_lockfree::sync::{ReadWord, release_fence};
 
 use crate::error::{Error, ObjectProblem, Result};
@@ -37,6 +38,9 @@ pub const FLAGS: u64 = ENDS_WITH_CREATOR | UNLINKED | LIMITED;
 pub const MAX_ALLOWED: u32 = 256;
 /// How long a reader waits for an entry that is being changed.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// The same once an entry has held this process up for so long, until one is done with after a wait.
+const LITTLE: Duration = Duration::from_millis(5);
+static IS_TIRED: Flag = Flag::new(false);
 /// Looks at such an entry with yields between them; naps come then.
 const YIELDS: u32 = 64;
 
@@ -268,7 +272,7 @@ pub fn object(region: &Region, index: u32) -> Result<Option<ObjectInfo>> {
 }
 
 /// How long a reader waits for entries that are being changed: all of those that it reads together. Their writer may have lost its
-/// processor in between; but entries that never hold still shall keep nobody for long.
+/// processor in between; but entries that never hold still shall keep nobody for long, nor again and again.
 #[derive(Debug, Default)]
 pub struct Patience {
     looks: u32,
@@ -283,11 +287,20 @@ impl Patience {
             std::thread::yield_now();
             return true;
         }
-        if self.begun.get_or_insert_with(Instant::now).elapsed() >= PATIENCE {
+        let patience = if IS_TIRED.is_set() { LITTLE } else { PATIENCE };
+        if self.begun.get_or_insert_with(Instant::now).elapsed() >= patience {
+            IS_TIRED.set();
             return false;
         }
         std::thread::sleep(NAP);
         true
+    }
+
+    /// An entry was read; after a wait that shows that waits are worth it.
+    fn is_rewarded(&self) {
+        if self.begun.is_some() {
+            IS_TIRED.clear();
+        }
     }
 }
 
@@ -333,6 +346,7 @@ fn read(region: &Region, index: u32, patience: &mut Patience) -> Result<Option<O
             name: String::from_utf8_lossy(&name[..end]).into_owned(),
         };
         if unchanged(life, seen) {
+            patience.is_rewarded();
             return Ok(Some(info));
         }
         if !patience.wait() {
@@ -375,6 +389,13 @@ pub fn section(region: &Region, info: &ObjectInfo) -> Result<Section> {
 /// Whether the object that was seen in place `index` is still there.
 pub fn is_there(region: &Region, index: u32, incarnation: u64) -> bool {
     entry(region, index).is_ok_and(|at| lives(&at, incarnation))
+}
+
+/// Whether the last object that was in place `index` is gone; gives which one that was.
+pub fn last_gone(region: &Region, index: u32) -> Option<u64> {
+    let at = entry(region, index).ok()?;
+    let life = Life::unpack(at.word("object", object::LIFE).ok()?.get());
+    (life.state == State::Dead).then_some(life.incarnation)
 }
 
 /// Whether an entry is that of this object, if it is being changed, too.
@@ -606,7 +627,7 @@ mod tests {
             life.set(info("a").life.pack());
             assert_eq!(reader.join().unwrap(), Some(info("a")));
         });
-        // One that never comes back keeps nobody for long, however many entries it has left so.
+        // One that never comes back keeps nobody for long, however many entries it has left so, and not for so long again.
         for index in 0..8 {
             publish(&region, &ObjectInfo { index, ..info("a") }).unwrap();
             let entry = entry(&region, index).unwrap().writable().unwrap();
@@ -616,6 +637,10 @@ mod tests {
         assert_eq!(objects(&region), []);
         let took = begun.elapsed();
         assert!(took >= PATIENCE && took < 4 * PATIENCE, "{took:?}");
+        let begun = Instant::now();
+        assert!((0..8).all(|index| object(&region, index).is_err()));
+        assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+        IS_TIRED.clear();
     }
 
     #[test]

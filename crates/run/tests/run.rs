@@ -474,7 +474,7 @@ fn output_waits_for_its_reader() {
         let spec = RunSpec { vms: 1, ..own(1) };
         (kib << 10, Run::start(Path::new(NO_MPI), spec, &["sh", "-c", &command]))
     };
-    let runs: Vec<_> = (64..=320).step_by(32).map(start).collect();
+    let runs: Vec<_> = (128..=208).step_by(16).map(start).collect();
     std::thread::sleep(Duration::from_secs(6));
     for (bytes, mut run) in runs {
         let ended = run.finish();

@@ -41,8 +41,12 @@ pub fn is_ours(id: i32) -> bool {
 
 /// The id of an object: its place in the table, and which of the objects that were there.
 pub fn id_of(info: &ObjectInfo) -> i32 {
-    let life = u32::try_from(info.life.incarnation & ((1 << LIFE_BITS) - 1)).unwrap_or(0);
-    OURS | (life << INDEX_BITS | (info.index & ((1 << INDEX_BITS) - 1))).cast_signed()
+    id(info.index, info.life.incarnation)
+}
+
+fn id(index: u32, incarnation: u64) -> i32 {
+    let life = u32::try_from(incarnation & ((1 << LIFE_BITS) - 1)).unwrap_or(0);
+    OURS | (life << INDEX_BITS | (index & ((1 << INDEX_BITS) - 1))).cast_signed()
 }
 
 /// Seconds since 1970.
@@ -350,7 +354,9 @@ impl Ipc {
             read()
         };
         // A segment that is removed and attached at the same time is gone for a moment: the service knows then.
-        let once_more = || if kind == Kind::SysvShm { again() } else { None };
+        let gone = || objects::last_gone(self.member.region(), index);
+        let was_it = || kind == Kind::SysvShm && gone().is_some_and(|life| self::id(index, life) == id);
+        let once_more = || if was_it() { again() } else { None };
         let info = read().or_else(once_more).ok_or(Errno::INVAL)?;
         if !sysv::is(&info, kind) {
             return Err(Errno::INVAL);

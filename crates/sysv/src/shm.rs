@@ -85,7 +85,7 @@ impl Ipc {
     /// shmat(2), but for the mapping: from now on it is attached once more.
     ///
     /// # Errors
-    /// `EACCES`; `EINVAL`.
+    /// `EACCES`; `EINVAL`; `ENOSYS` where the service does not answer.
     pub fn attach(&self, id: i32, flags: i32, caller: &Caller) -> Result<Attached> {
         let info = self.look(Kind::SysvShm, id)?;
         let to_execute = if flags & EXEC == 0 { 0 } else { 0o100 };

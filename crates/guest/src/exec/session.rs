@@ -17,8 +17,11 @@ use super::exec_as;
 use crate::processes;
 use crate::wire::{Exit, Request, Window};
 
-/// How long output may keep coming after everything in a session was killed, without the time in which its reader holds it up.
+/// How long output may keep coming after everything in a session was killed, without the time in which its reader holds it up or this
+/// process has no processor.
 const OUTPUT_GRACE: Duration = Duration::from_secs(2);
+/// What counts of that at most between two looks.
+const LOOK: Duration = Duration::from_millis(40);
 
 /// Our ends of a process's standard streams.
 pub(super) enum Streams {
@@ -37,7 +40,8 @@ pub(super) struct Session {
     /// The first process; also the number of the session and of its process group.
     first: Pid,
     cgroup: Option<PathBuf>,
-    exit: Option<(Exit, Instant)>,
+    /// How it ended, how much of [`OUTPUT_GRACE`] is used up, and when that was looked at last.
+    exit: Option<(Exit, Duration, Instant)>,
     killed: bool,
     /// The terminal's master, to set its size.
     terminal: Option<OwnedFd>,
@@ -177,7 +181,7 @@ impl Session {
 
     /// Ends the session, since its first process has ended.
     pub(super) fn first_ended(&mut self, exit: Exit) {
-        self.exit = Some((exit, Instant::now()));
+        self.exit = Some((exit, Duration::ZERO, Instant::now()));
         self.kill();
     }
 
@@ -187,14 +191,15 @@ impl Session {
 
     /// Whether the session and its output have ended, or the output has had time enough. What waits for its reader is not lost.
     pub(super) fn is_over(&mut self, output_open: bool, is_held_up: bool) -> bool {
-        if let Some((_, since)) = self.exit.as_mut().filter(|_| is_held_up) {
-            *since = Instant::now();
-        }
-        self.exit.is_some_and(|(_, since)| !output_open || since.elapsed() > OUTPUT_GRACE)
+        self.exit.as_mut().is_some_and(|(_, used, looked)| {
+            let passed = std::mem::replace(looked, Instant::now()).elapsed().min(LOOK);
+            *used += if is_held_up { Duration::ZERO } else { passed };
+            !output_open || *used > OUTPUT_GRACE
+        })
     }
 
     pub(super) fn exit(&self) -> Option<Exit> {
-        self.exit.map(|(exit, _)| exit)
+        self.exit.map(|(exit, ..)| exit)
     }
 }
 
