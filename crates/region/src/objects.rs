@@ -296,7 +296,7 @@ impl Patience {
         true
     }
 
-    /// An entry was read; after a wait that shows that waits are worth it.
+    /// An entry was read after a wait for it: waits are worth it.
     fn is_rewarded(&self) {
         if self.begun.is_some() {
             IS_TIRED.clear();
@@ -308,11 +308,15 @@ impl Patience {
 fn read(region: &Region, index: u32, patience: &mut Patience) -> Result<Option<ObjectInfo>> {
     let at = entry(region, index)?;
     let life = at.word("object", object::LIFE)?;
+    let mut has_waited = false;
     loop {
         let seen = life.get();
         match Life::unpack(seen).state {
             State::Active => {}
-            State::Joining if patience.wait() => continue,
+            State::Joining if patience.wait() => {
+                has_waited = true;
+                continue;
+            }
             State::Joining => break,
             State::Free | State::Dead => return Ok(None),
         }
@@ -346,12 +350,15 @@ fn read(region: &Region, index: u32, patience: &mut Patience) -> Result<Option<O
             name: String::from_utf8_lossy(&name[..end]).into_owned(),
         };
         if unchanged(life, seen) {
-            patience.is_rewarded();
+            if has_waited {
+                patience.is_rewarded();
+            }
             return Ok(Some(info));
         }
         if !patience.wait() {
             break;
         }
+        has_waited = true;
     }
     Err(Error::Invalid { what: "object entry, which keeps changing", value: index.into() })
 }
@@ -638,7 +645,10 @@ mod tests {
         let took = begun.elapsed();
         assert!(took >= PATIENCE && took < 4 * PATIENCE, "{took:?}");
         let begun = Instant::now();
-        assert!((0..8).all(|index| object(&region, index).is_err()));
+        retire(&region, 1, 7).unwrap();
+        publish(&region, &ObjectInfo { index: 2, ..info("a") }).unwrap();
+        assert_eq!(objects(&region).len(), 1);
+        assert!((3..8).all(|index| object(&region, index).is_err()));
         assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
         IS_TIRED.clear();
     }
