@@ -283,7 +283,7 @@ impl Set {
     /// semop(2) and semtimedop(2), for a caller that may do it.
     ///
     /// # Errors
-    /// `EAGAIN`, also once `limit` is over; `EFBIG`, `EIDRM`, `EINTR`, `ENOMEM`, `ERANGE`; `EIO` for a damaged set.
+    /// `EAGAIN`, also once `limit` is over; `EFBIG`, `EIDRM`, `EINTR`, `ENOMEM`, `ERANGE`; `EIO` for a damaged set, or where the service does not answer.
     #[inline]
     pub fn operate(&self, ops: &[Op], sleep: &mut dyn Sleep, limit: Option<Duration>) -> Result<()> {
         self.check_numbers(ops)?;
