@@ -1,8 +1,7 @@
 //! This process's attachments, from the first `fi_getinfo` to the last domain: one for each service that it asked for.
 //!
 //! `fi_getinfo` is called up to a dozen times and must be cheap: the first call attaches, which shows that there is a
-//! service and a usable region, and the answer is kept for as long as the same service's socket is there, a
-//! failure that may pass for a second. The attachment
+//! service and a usable region, and the answer is kept for as long as the same service's socket is there. The attachment
 //! itself is held until a domain takes it over, or until libfabric is unloaded. A forked child is another process, and
 //! attaches itself.
 //!
@@ -12,18 +11,13 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
 
-use isthmus_attach::protocol::Code;
 use isthmus_fabric_sys::{FI_LOG_CORE, FI_LOG_WARN};
 use isthmus_region::address::SystemId;
 use isthmus_region::error::with_causes;
 use isthmus_region::member::Member;
 
 use crate::core::{Core, log};
-
-/// How long a failure to attach that may pass is the answer without asking again; or as long as that took, if that is longer.
-const AGAIN: Duration = Duration::from_secs(1);
 
 /// A socket as one service made it: device, inode, and the time of its last change.
 type Stamp = (u64, u64, i64, i64);
@@ -35,10 +29,6 @@ struct Probe {
     socket: Option<PathBuf>,
     stamp: Option<Stamp>,
     here: Option<Here>,
-    /// Until when a failure is the answer, if it may pass.
-    until: Option<Instant>,
-    /// What was said of the failure.
-    said: Option<String>,
     held: Option<Arc<Member>>,
     /// The attachment, whoever holds it.
     member: Weak<Member>,
@@ -49,7 +39,6 @@ impl Probe {
     fn is_fresh(&self) -> bool {
         // In this order: a parent's attachment is nothing to ask.
         self.pid == std::process::id()
-            && self.until.is_none_or(|until| Instant::now() < until)
             && self.member.upgrade().is_none_or(|member| !member.service().has_ended())
             && self.stamp == stamp(self.socket.as_deref())
     }
@@ -117,14 +106,6 @@ fn attach(socket: Option<&Path>) -> Result<Arc<Member>, isthmus_attach::Error> {
     socket.map_or_else(isthmus_attach::shared, isthmus_attach::shared_at)
 }
 
-/// Whether what keeps a process from attaching may be over soon: a service that is busy or stopped, or whose places a job still has
-/// that was just killed.
-fn may_pass(error: &isthmus_attach::Error) -> bool {
-    use isthmus_attach::Error::{Connect, Refused, System, TimedOut};
-    let is_busy = matches!(error, Connect { source, .. } if *source == rustix::io::Errno::AGAIN);
-    is_busy || matches!(error, TimedOut { .. } | System { .. } | Refused { code: Code::Full, .. })
-}
-
 /// What the program asks for and is in one region only.
 #[derive(Clone, Copy)]
 pub(crate) struct Sought<'a> {
@@ -164,18 +145,14 @@ fn ask(core: Option<&Core>, socket: Option<PathBuf>) -> Option<Here> {
     if let Some(known) = at.map(|at| &probes[at]).filter(|p| p.is_fresh()) {
         return known.here;
     }
-    let mut stale = at.map(|at| probes.swap_remove(at));
+    let stale = at.map(|at| probes.swap_remove(at));
     // Before it is asked: if another takes its place meanwhile, that is seen the next time.
     let stamp = stamp(socket.as_deref());
-    let begun = Instant::now();
     let answer = attach(socket.as_deref());
-    let until =
-        answer.as_ref().err().filter(|e| may_pass(e)).map(|_| Instant::now() + begun.elapsed().max(AGAIN));
-    let before = stale.as_mut().and_then(|probe| probe.said.take());
     // Only now, so that an attachment that is still good is not ended and made again.
     stale.into_iter().for_each(|mut probe| probe.let_go());
-    let said = answer.as_ref().err().map(|e| with_causes(e));
-    if let Some(text) = said.as_ref().filter(|text| before.as_ref() != Some(text)) {
+    if let Err(e) = &answer {
+        let text = with_causes(e);
         if !asked_for(core) {
             log!(core, INFO, CORE, "{text}");
         } else if core.is_some_and(|c| c.logs(FI_LOG_WARN, FI_LOG_CORE)) {
@@ -188,7 +165,7 @@ fn ask(core: Option<&Core>, socket: Option<PathBuf>) -> Option<Here> {
     let held = answer.ok();
     let here = held.as_deref().map(Here::of);
     let member = held.as_ref().map(Arc::downgrade).unwrap_or_default();
-    probes.push(Probe { pid: std::process::id(), socket, stamp, here, until, said, held, member });
+    probes.push(Probe { pid: std::process::id(), socket, stamp, here, held, member });
     here
 }
 
