@@ -413,20 +413,19 @@ impl Ringer {
     }
 
     /// Rings the sleepers of an endpoint. Gives whether that could be done.
+    ///
+    /// Whether the descriptor still is what it was is not asked: that would take longer than the ring, and the kernel refuses the call
+    /// for any other file. Of all drivers nsfs alone knows its number (`NS_GET_OWNER_UID`), and fails, since the argument is no address.
     pub fn endpoint(&self, slot: GlobalSlot) -> bool {
         let endpoints = self.region.shape().endpoints;
         let peer = slot.peer(endpoints);
         let vectors = vectors_of(&self.region, peer);
-        vectors > 0
-            && self.is_usable()
-            && calls::ring(&self.file, peer, vector_of_slot(slot.local(endpoints), vectors)).is_ok()
+        vectors > 0 && calls::ring(&self.file, peer, vector_of_slot(slot.local(endpoints), vectors)).is_ok()
     }
 
-    /// Rings those that wait at a place, in the peers that the bits name. Gives those for which it could not be done.
+    /// Rings those that wait at a place, in the peers that the bits name, as [`Ringer::endpoint`] does. Gives those for which it could
+    /// not be done.
     pub fn gate(&self, peers: u64, place: u64) -> u64 {
-        if !self.is_usable() {
-            return peers;
-        }
         // The last bit stands for many peers, and the host's own processes wait at futexes, of which it must be told the place.
         let could = |peer: u32| {
             let vm = self.region.spot(peer).ok().flatten().filter(|spot| spot.is_vm);
