@@ -187,25 +187,34 @@ static inline int ascending(const void *a, const void *b)
 }
 
 /*
- * Runs cycles, after and before which the driver has no device, and looks whether memory is lost in them. The kernel's caches grow by
- * steps, and shrink; what leaks is lost in each window, so the median of the windows is judged.
+ * Runs cycles, after and before which the driver has no device, and looks whether memory is lost in them. The kernel keeps some megabytes
+ * at times, and its caches grow by steps and shrink, so a window of cycles has as much free memory as was free after any of ten of them.
+ * What leaks is lost in each window: the median of the windows is judged.
  */
 static inline void count_cycles(const char *device, int count, void (*cycle)(const char *, bool))
 {
-	enum { WINDOWS = 10 };
+	enum { WINDOWS = 10, LOOKS = 10 };
 	const int window = count >= WINDOWS ? count / WINDOWS : 1;
-	long lost[WINDOWS + 1], before = 0;
+	const int step = window >= LOOKS ? window / LOOKS : 1;
+	long lost[WINDOWS + 1], before = 0, most = 0;
 	int windows = -1;
 
 	for (int i = 1; i <= count; i++) {
 		cycle(device, i % 2);
-		if (i % window || windows == WINDOWS)
+		if (windows == WINDOWS)
 			continue;
-		long now_free = free_pages();
+		if (i % step == 0 || i % window == 0) {
+			long now_free = free_pages();
+
+			most = now_free > most ? now_free : most;
+		}
+		if (i % window)
+			continue;
 		if (windows >= 0)
-			lost[windows] = before - now_free;
+			lost[windows] = before - most;
 		windows++;
-		before = now_free;
+		before = most;
+		most = 0;
 	}
 	put("/sys/bus/pci/drivers/isthmus/bind", device);
 	printf("%d cycles; pages lost in windows of %d:", count, window);
