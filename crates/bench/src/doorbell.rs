@@ -2,8 +2,8 @@
 //! service natively, the agents' ports and the device's interrupts between two VMs. And what else differs between VMs without the
 //! guest driver, *relay*, and with it, *doorbell*.
 //!
-//! Two processes take turns, and each sleeps until it is rung; before each turn there is a pause, so that the other is asleep. Half of
-//! a turn is a wake-up. What it costs in processor time is seen from outside, since agents, services and QEMU work for it, too: two
+//! Two processes take turns, and each sleeps until it is rung; before each ring there is a pause, so that the other is asleep. Half of
+//! a turn, without the pauses, is a wake-up. What it costs in processor time is seen from outside, since agents, services and QEMU work for it, too: two
 //! launches that differ in the number of turns alone.
 
 use std::ffi::OsString;
@@ -37,7 +37,7 @@ pub const RANK_COMMAND: &str = "doorbell-rank";
 const LIMIT: Duration = Duration::from_secs(600);
 /// In the second of two launches there are so many times as many turns.
 const LONGER: u32 = 4;
-/// Before a turn.
+/// Before a ring.
 const PAUSE: Duration = Duration::from_micros(500);
 /// A ring that is lost is seen as a turn of this length.
 const LONGEST: Duration = Duration::from_secs(2);
@@ -420,8 +420,8 @@ pub(crate) struct Other {
 }
 
 impl Other {
-    fn turns(&self) -> std::result::Result<&ReadWord, String> {
-        self.section.word("block", self.block + 8).map_err(|e| e.to_string())
+    fn word(&self, at: u64) -> std::result::Result<&ReadWord, String> {
+        self.section.word("block", self.block + at).map_err(|e| e.to_string())
     }
 }
 
@@ -461,7 +461,7 @@ fn rank_turns(turns: u64, way: Way, work: Duration, rank: u64) -> std::result::R
     }
     let other = find(&member, 1 - rank)?;
     let bell = sleeper.doorbell().bell();
-    let theirs = other.turns()?;
+    let (theirs, theirs_awake) = (other.word(8)?, other.word(16)?);
     let mut sleeps = 0;
     let mut wait = |turn: u64| -> std::result::Result<(), String> {
         let until = Instant::now() + PATIENCE;
@@ -482,20 +482,29 @@ fn rank_turns(turns: u64, way: Way, work: Duration, rank: u64) -> std::result::R
     let before = interrupts();
     let mut halves = Vec::new();
     for turn in 1..=turns {
-        match rank {
-            0 if work.is_zero() => std::thread::sleep(PAUSE),
-            0 => {}
-            _ => wait(turn)?,
+        if rank != 0 {
+            wait(turn)?;
         }
-        let begun = Instant::now();
-        while begun.elapsed() < work {
-            std::hint::spin_loop();
+        let mut begun = Instant::now();
+        match work.is_zero() {
+            true => std::thread::sleep(PAUSE),
+            false => {
+                while begun.elapsed() < work {
+                    std::hint::spin_loop();
+                }
+            }
         }
+        if rank == 0 && work.is_zero() {
+            // Its own pause is before the turn, the other's within.
+            begun = Instant::now();
+        }
+        own(16)?.set(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(0));
         own(8)?.set(turn);
         member.ring(other.slot, bell);
         if rank == 0 {
             wait(turn)?;
-            halves.push((begun.elapsed().as_secs_f64() / 2.0 - work.as_secs_f64()) * 1e6);
+            let not_awaited = own(16)?.get() + theirs_awake.get();
+            halves.push((begun.elapsed().as_secs_f64() - not_awaited as f64 / 1e9) / 2.0 * 1e6);
         }
     }
     let interrupts = interrupts().saturating_sub(before);
