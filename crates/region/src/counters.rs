@@ -54,6 +54,7 @@ pub enum Counter {
     ResidentBytes,
     ResideNs,
     ResideBytes,
+    Deep,
 }
 
 /// A view of a set of counters in the region.
@@ -233,3 +234,4 @@ const _: () = assert!(counters::ATTACH_REFUSED == Counter::AttachRefused as u64 
 const _: () = assert!(counters::ATTACH_BYTES == Counter::AttachBytes as u64 * 8);
 const _: () = assert!(counters::WAKEUPS == Counter::Wakeups as u64 * 8);
 const _: () = assert!(counters::RESIDE_BYTES == Counter::ResideBytes as u64 * 8);
+const _: () = assert!(counters::DEEP == Counter::Deep as u64 * 8);

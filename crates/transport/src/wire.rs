@@ -83,6 +83,8 @@ pub mod flag {
     pub const ACK: u8 = 4;
     /// The receiver may copy the payload from where the sender has it, and then answers with `DONE` alone.
     pub const OFFER: u8 = 8;
+    /// Of `CLEAR`: the sender may have many chunks under way, and not the usual few.
+    pub const DEEP: u8 = 128;
     /// Of an offer: its places are not addresses in the sender's process, but offsets in its section.
     pub const RESIDENT: u8 = 64;
     /// Of `READY`: the sender can grant pages. Of `CLEAR`: the receiver wants them, and answers with `DONE`.

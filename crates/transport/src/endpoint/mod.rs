@@ -12,6 +12,7 @@
 //! - `resident`: those in memory of the region.
 //! - `grants`: long messages that are copied from pages that their sender grants.
 //! - `ways`: which way a long message goes.
+//! - `depth`: how many of its chunks are under way.
 //! - `direct`: RMA and atomics that need no message.
 //! - `path`: how a remote endpoint is reached.
 //! - `outgoing`, `incoming`: opening, accepting, closing lanes.
@@ -32,6 +33,7 @@ mod attach;
 mod backlog;
 mod close;
 mod cushion;
+mod depth;
 mod direct;
 mod entries;
 mod grants;
@@ -96,6 +98,8 @@ pub struct Config {
     pub chunk_bytes: u64,
     /// Chunks in flight on one lane.
     pub pipeline_depth: usize,
+    /// The same where a receiver has found that many are faster.
+    pub deep_pipeline: usize,
     /// Lanes polled directly.
     pub hot_lanes: usize,
     /// Most bytes of this process's memory for queued posts; beyond them posts are refused.
@@ -112,6 +116,7 @@ impl Default for Config {
             eager_bytes: 16 << 10,
             chunk_bytes: 32 << 10,
             pipeline_depth: 8,
+            deep_pipeline: 32,
             hot_lanes: 8,
             backlog_bytes: u64::MAX,
             long: Long::Auto,
@@ -150,6 +155,7 @@ struct Peer {
     /// The pool of pages of its system, if that is another that grants some, and what the grant table there calls its process.
     pool: Option<(isthmus_region::grants::Pool, u64)>,
     ways: ways::Ways,
+    depths: depth::Depths,
     /// Messages that are being copied from where its program has them.
     pulls: VecDeque<offer::Pull>,
     /// Where those are that lie in memory of the region.
@@ -202,6 +208,8 @@ struct Push {
     then: Option<Completion>,
     /// The receiver wants granted pages.
     granted: bool,
+    /// It wants a deep pipeline.
+    is_deep: bool,
     /// The chunk of them that was looked for last, and those that are under way.
     found: Option<grants::Found>,
     pins: Vec<grants::Pin>,
@@ -222,6 +230,7 @@ impl Push {
             awaited,
             then,
             granted: false,
+            is_deep: false,
             found,
             pins: Vec::new(),
             paged: 0,
@@ -286,6 +295,8 @@ struct Core {
     unanswered: u32,
     /// It is too slow, or gone: it is asked no more.
     is_unheard: bool,
+    /// Whether any receiver has ever asked for a deep pipeline.
+    has_deep: bool,
     cushion: cushion::Cushion,
     operations: Table,
     completions: VecDeque<Completion>,
@@ -325,7 +336,7 @@ struct Berth {
     /// When the last of them was closed.
     closed: Option<Instant>,
     chunk_pool: Vec<u64>,
-    chunks_taken: u64,
+    chunks_taken: usize,
     /// The fewest chunks that were in the pool, and since when.
     idle_chunks: Option<(usize, Instant)>,
     /// The peers of the region, each with those of its endpoints that may send to us, by slot.
@@ -385,6 +396,7 @@ impl Core {
             next_offer: RandomState::new().hash_one(0_u8),
             unanswered: 0,
             is_unheard: false,
+            has_deep: false,
             cushion: cushion::Cushion::default(),
             operations: Table::default(),
             completions: VecDeque::with_capacity(64),

@@ -11,7 +11,7 @@ use super::payload::Payload;
 use super::poll::Stop;
 use super::sleep::RECENT;
 use super::table::Operation;
-use super::{Because, Berth, Core, Push};
+use super::{Because, Berth, Config, Core, Peer, Push};
 use crate::fault::{Step, step};
 use crate::types::{Access, Op, PeerId, Status};
 use crate::wire::{self, flag, kind};
@@ -19,8 +19,9 @@ use Stop::Faulty;
 
 /// Smallest piece of a pipelined message, in bytes.
 const LEAST_PIECE: u64 = 16 << 10;
-/// Most chunks that an endpoint takes from its area: the depth of four lanes' pipelines.
-const MOST_CHUNKS: u64 = 32;
+/// Most chunks that an endpoint takes from its area: the depth of four lanes' usual pipelines. What deep ones have beyond the usual
+/// depth comes on top, and is less than that.
+const MOST_CHUNKS: usize = 32;
 
 /// Messages that name pages, at most, in one round of progress: for each, pages may have to be granted first.
 const MOST_PAGED: u32 = 16;
@@ -111,7 +112,9 @@ impl Core {
         step(Step::ClearTaken);
         let peer = &mut self.peers[source.0 as usize];
         let awaited = (awaits_done || granted).then_some(id);
-        peer.pushes.push_back(Push { then, granted, ..Push::new(theirs, bufs, want, awaited) });
+        let is_deep = flags & flag::DEEP != 0;
+        self.has_deep |= is_deep;
+        peer.pushes.push_back(Push { then, granted, is_deep, ..Push::new(theirs, bufs, want, awaited) });
         self.owe(source);
         Ok(())
     }
@@ -168,13 +171,17 @@ impl Core {
 
     /// Completes an operation whose bytes are all here.
     pub(super) fn finish_incoming(&mut self, id: u64, source: PeerId) {
-        let Some(Operation::Incoming { then, multi, done, measured, paged, is_odd, .. }) =
+        let Some(Operation::Incoming { then, multi, done, measured, timed, paged, is_odd, .. }) =
             self.operations.take(id, source)
         else {
             return;
         };
         step(Step::AllReceived);
-        let ways = &mut self.peers[source.0 as usize].ways;
+        let Peer { ways, depths, .. } = &mut self.peers[source.0 as usize];
+        if let Some(timed) = timed {
+            depths.ended(timed);
+            self.tally.add(Counter::Deep, timed.is_deep.into());
+        }
         if let Some(message) = measured {
             let took = ways.ended(message, is_odd || paged < message.len() / 2);
             let ([ns, bytes], len) = message.counted();
@@ -402,9 +409,20 @@ impl Core {
         room
     }
 
+    /// Chunks under way in deep pipelines beyond the usual depth.
+    fn beyond_usual(&self) -> usize {
+        let usual = self.config.pipeline_depth;
+        let held = self.peers.iter().filter_map(|peer| peer.path.lane()).map(|lane| lane.chunks_held());
+        if self.has_deep { held.map(|held| held.saturating_sub(usual)).sum() } else { 0 }
+    }
+
     /// A place for the next chunk to `to`, if there is room for its message too.
     pub(super) fn take_chunk_place(&mut self, berth: &mut Berth, to: PeerId) -> Option<ChunkPlace> {
-        let (depth, bytes) = (self.config.pipeline_depth, self.config.chunk_bytes);
+        let bytes = self.config.chunk_bytes;
+        let under_way = berth.chunks_taken.saturating_sub(berth.chunk_pool.len());
+        let is_deep = self.peers[to.0 as usize].pushes.front().is_some_and(|push| push.is_deep);
+        let Config { pipeline_depth: usual, deep_pipeline: deep, .. } = self.config;
+        let depth = if is_deep && under_way < MOST_CHUNKS { deep } else { usual };
         if !self.has_room(berth, to) {
             return None;
         }
@@ -432,7 +450,7 @@ impl Core {
             }
             return Some(ChunkPlace { offset, bytes, pooled: true });
         }
-        if berth.chunks_taken < MOST_CHUNKS
+        if berth.chunks_taken < MOST_CHUNKS + self.beyond_usual()
             && let Ok(offset) = berth.member.take_piece(bytes)
         {
             berth.chunks_taken += 1;

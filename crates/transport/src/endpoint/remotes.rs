@@ -6,6 +6,7 @@ use isthmus_lockfree::life::{Life, State};
 use isthmus_region::format::{KIND_LANES, block};
 use isthmus_region::roster::{self, Change, Record};
 
+use super::depth::Depths;
 use super::path::Path;
 use super::table::Operation;
 use super::tally::Sent;
@@ -84,6 +85,7 @@ impl Core {
             attach: attach::Reach::default(),
             pool,
             ways: Ways::default(),
+            depths: Depths::default(),
             pulls: VecDeque::new(),
             section: None,
             is_kept: false,

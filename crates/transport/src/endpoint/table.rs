@@ -2,6 +2,7 @@
 //! operation that is over finds nothing.
 
 use super::Registered;
+use super::depth::Timed;
 use super::grants::Pin;
 use super::offer::Standing;
 use super::ways::Measured;
@@ -62,6 +63,8 @@ pub(super) enum Operation {
         registered: Option<Registered>,
         /// For a message that had a choice of ways.
         measured: Option<Measured>,
+        /// For a message that comes in two copies.
+        timed: Option<Timed>,
         /// The sender was asked for the bytes from `received` on once more; those behind them, which are under way, do not count.
         again: bool,
         /// Bytes that came in granted pages, and whether some of these were granted for this message, or gone when they were read.

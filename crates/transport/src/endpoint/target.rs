@@ -134,6 +134,7 @@ impl Core {
                     done: Some(id),
                     registered: Some(Registered { key, addr }),
                     measured: None,
+                    timed: None,
                     again: false,
                     paged: 0,
                     is_odd: false,

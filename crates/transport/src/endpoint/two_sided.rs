@@ -334,6 +334,8 @@ impl Core {
             None if !pages => (Way::Copy, None),
             _ => self.choose_way(source, fit, offer.as_ref(), pages),
         };
+        let depths = &mut self.peers[source.0 as usize].depths;
+        let timed = (way == Way::Copy).then(|| depths.begin(fit));
         // The sender's program waits until the pages have been read.
         let done = if way == Way::Pages { Some(id) } else { done };
         let operation = Operation::Incoming {
@@ -346,6 +348,7 @@ impl Core {
             done,
             registered: None,
             measured,
+            timed,
             again: false,
             paged: 0,
             is_odd: false,
@@ -358,7 +361,10 @@ impl Core {
                 self.owe(source);
             }
             (Way::Pages, _) => self.send_clear(source, id, mine, fit, flag::PAGES, because),
-            _ => self.send_clear(source, id, mine, fit, 0, because),
+            _ => {
+                let is_deep = timed.is_some_and(|timed| timed.is_deep);
+                self.send_clear(source, id, mine, fit, if is_deep { flag::DEEP } else { 0 }, because);
+            }
         }
     }
 }

@@ -15,7 +15,7 @@ use isthmus_region::counters::Counter;
 use super::attach;
 
 /// Classes of lengths: the first ends at [`attach::LEAST`], and each other but the last reaches to four times the one before.
-const CLASSES: usize = 9;
+pub(super) const CLASSES: usize = 9;
 /// Messages of a class that take turns, however they fare.
 const TRIALS: u32 = 8;
 /// Trials by pages, at most, that are made once more, since the buffer had not come back.
@@ -96,7 +96,7 @@ impl Measured {
 
 /// What a byte costs by one way.
 #[derive(Debug, Clone, Copy, Default)]
-struct Cost {
+pub(super) struct Cost {
     /// Messages that have ended.
     seen: u32,
     /// Nanoseconds; none before the second message.
@@ -104,7 +104,18 @@ struct Cost {
 }
 
 impl Cost {
-    fn add(&mut self, ns: f64) {
+    /// One that is known.
+    pub(super) fn of(ns: f64) -> Self {
+        Self { seen: TRIALS, ns: Some(ns) }
+    }
+
+    /// What a byte costs, in nanoseconds; none before the second measurement.
+    pub(super) fn each(self) -> Option<f64> {
+        self.ns
+    }
+
+    /// One more measurement. The first does not count.
+    pub(super) fn add(&mut self, ns: f64) {
         self.seen = self.seen.saturating_add(1);
         if self.seen == 1 {
             return;
@@ -228,7 +239,7 @@ pub(super) struct Ways {
 }
 
 /// The class of a length.
-fn class_of(len: u64) -> usize {
+pub(super) fn class_of(len: u64) -> usize {
     let quarters = (4 * (len.min(u64::MAX / 4)) / attach::LEAST).max(1).ilog2() / 2;
     (quarters as usize).min(CLASSES - 1)
 }
@@ -264,8 +275,7 @@ impl Ways {
 
     /// A message could not go the way that was chosen.
     pub(super) fn failed(&mut self, message: Measured) {
-        self.class(message.choice).costs[message.way.place()] =
-            Cost { seen: TRIALS, ns: Some(f64::INFINITY) };
+        self.class(message.choice).costs[message.way.place()] = Cost::of(f64::INFINITY);
     }
 }
 
