@@ -35,6 +35,8 @@ pub const VMS: u32 = 2;
 pub const RANK_COMMAND: &str = "doorbell-rank";
 
 const LIMIT: Duration = Duration::from_secs(600);
+/// How often a launch is made, at most.
+const LAUNCHES: u32 = 3;
 /// In the second of two launches there are so many times as many turns.
 const LONGER: u32 = 4;
 /// Before a ring.
@@ -226,8 +228,7 @@ fn bad(what: impl Into<String>) -> Error {
 fn after_work(plan: &Plan, place: Place, search: &Search, way: Way) -> Result<Sample> {
     let turns = if plan.is_quick { 100 } else { 300 };
     let before = search.line();
-    let (text, ..) = launch(plan, place, search, way, turns, others::WORK_US)?;
-    let told = read(&text)?;
+    let (told, ..) = told(plan, place, search, way, turns, others::WORK_US)?;
     Ok(Sample {
         benchmark: "doorbell".into(),
         subject: way.name().into(),
@@ -244,12 +245,11 @@ fn measure(plan: &Plan, place: Place, search: &Search, way: Way) -> Result<Outpu
     let turns = if plan.is_quick { 200 } else { 1000 };
     let before = search.line();
     let (_, few_cpu, _) = launch(plan, place, search, way, turns, 0)?;
-    let (many, many_cpu, accel) = launch(plan, place, search, way, turns * LONGER, 0)?;
+    let (told, many_cpu, accel) = told(plan, place, search, way, turns * LONGER, 0)?;
     let lines = before.zip(search.line()).map(|(before, after)| [before, after]);
     let more = 2 * turns * (LONGER - 1);
     let difference = many_cpu.saturating_sub(few_cpu);
     let cpu_us = difference.as_secs_f64() * 1e6 / f64::from(more);
-    let told = read(&many)?;
     let sample = |metric: &str, value: f64| Sample {
         benchmark: "doorbell".into(),
         subject: way.name().into(),
@@ -266,6 +266,27 @@ fn measure(plan: &Plan, place: Place, search: &Search, way: Way) -> Result<Outpu
     samples.push(sample("cpu_us", if difference >= LEAST_TIME { cpu_us } else { f64::NAN }));
     let start = Start { hosts: told.hosts, processors: subject::processors() };
     Ok(Output { start, samples, accel, left_out: Vec::new() })
+}
+
+/// Runs both processes, and gives their figures, the processor time of all that the launch took, and the VMs' accelerator. A launch of
+/// processes that were awake too often, as where something else had their processor, is made again.
+fn told(
+    plan: &Plan,
+    place: Place,
+    search: &Search,
+    way: Way,
+    turns: u32,
+    work_us: u64,
+) -> Result<(Told, Duration, String)> {
+    let mut left = LAUNCHES;
+    loop {
+        let (text, cpu, accel) = launch(plan, place, search, way, turns, work_us)?;
+        left -= 1;
+        match read(&text) {
+            Err(_) if left > 0 => {}
+            told => return Ok((told?, cpu, accel)),
+        }
+    }
 }
 
 /// Runs both processes, and gives what they print, the processor time of all that the launch took, and the VMs' accelerator.
