@@ -368,7 +368,7 @@ fn protocols(lane: &Lane, one_copy: Option<String>) -> Vec<Protocol> {
             up_to_bytes: None,
             name: "pipelined two-copy",
             why: format!(
-                "announced, and copied in chunks of {}, {} in flight ({} where the receiver has measured that this is faster, which the counter deep tells), once its receive is posted: while one is copied in the other is copied out{instead}",
+                "announced, and copied in chunks of {}, {} in flight (up to {} where the receiver has measured that this is faster; the counter deep says of how many it asked for that), once its receive is posted: while one is copied in the other is copied out{instead}",
                 bytes(config.chunk_bytes),
                 config.pipeline_depth,
                 config.deep_pipeline

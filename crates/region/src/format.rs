@@ -222,7 +222,7 @@ layout! {
         RESIDENT_BYTES @ 264, 8, "process", "Payload bytes of those messages.";
         RESIDE_NS @ 272, 8, "process", "As `ATTACH_NS`, of long messages received that their receiver copied from memory of the region.";
         RESIDE_BYTES @ 280, 8, "process", "Payload bytes of those messages.";
-        DEEP @ 288, 8, "process", "Long messages received in two copies, of which many chunks were under way at once.";
+        DEEP @ 288, 8, "process", "Long messages received in two copies whose sender was asked to have up to 32 chunks under way, and not 8.";
     }
     /// An endpoint's block, in the area of its process.
     block (128) {

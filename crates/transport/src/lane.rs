@@ -196,6 +196,12 @@ impl Outgoing {
         self.place.size.data_bytes / 2
     }
 
+    /// Slots of its ring.
+    #[inline]
+    pub fn slots(&self) -> usize {
+        usize::try_from(self.ring.capacity()).unwrap_or(0)
+    }
+
     #[inline]
     fn index(&self, position: u64) -> usize {
         usize::try_from(position & (self.ring.capacity() - 1)).unwrap_or(0)

@@ -4,7 +4,8 @@
 //!
 //! The receiver measures and says which it wants. One message of many says nothing, as it depends on those before it what the caches
 //! hold; so messages of about the same length take turns in *streaks*, of which the beginning is not counted. From then on the depth that
-//! was faster has almost all of them, as with the ways of [`super::ways`].
+//! was faster has almost all of them, as with the ways of [`super::ways`]. Those learn nothing from a trial, and while they prefer another
+//! way than two copies, the few messages that come so have the depth that is known to be faster.
 
 use std::time::Instant;
 
@@ -14,13 +15,12 @@ use super::ways::{CLASSES, Cost, class_of};
 const UNCOUNTED: u64 = 1 << 20;
 const COUNTED: u64 = 4 << 20;
 /// Streaks that take turns at first.
-const TRIALS: u32 = 8;
+const TRIALS: u64 = 8;
 /// Streaks from one trial of the slower depth to the next, at first and at most: few, so that a process which is moved to another
 /// processor soon has the depth for that.
-const RETRY: (u32, u32) = (16, 128);
+const RETRY: (u64, u64) = (16, 128);
 /// How much faster many chunks must be: they take memory.
 const FAVOUR: f64 = 0.97;
-
 /// A streak that costs less than this much of what was known is not chance: a process was moved, say.
 const SUDDEN: f64 = 0.75;
 
@@ -30,14 +30,20 @@ pub(super) struct Timed {
     len: u64,
     begin: Instant,
     pub(super) is_deep: bool,
+    /// Its depth is not the one that is known to be faster.
+    pub(super) is_trial: bool,
+    /// It is one of a streak.
+    counts: bool,
 }
 
 /// Lengths of about the same size.
 #[derive(Debug, Clone, Copy, Default)]
 struct Class {
     /// Streaks before this one, and which depth it has.
-    streaks: u32,
+    streaks: u64,
     is_deep: bool,
+    /// Whether the greater depth is known to be faster.
+    is_deep_faster: bool,
     /// Bytes of this streak, and of those that count: how many, and how long they took.
     bytes: u64,
     counted: u64,
@@ -45,14 +51,14 @@ struct Class {
     /// By depth.
     costs: [Cost; 2],
     /// The streak with which the slower one is tried again, and the distance to the trial after that.
-    retry: u32,
-    gap: u32,
+    retry: u64,
+    gap: u64,
 }
 
 impl Class {
     fn learn(&mut self, timed: &Timed, ns: u64) {
-        if timed.is_deep != self.is_deep {
-            // Of the streak before this one.
+        if !timed.counts || timed.is_deep != self.is_deep {
+            // Of the streak before this one, or of none.
             return;
         }
         if self.bytes >= UNCOUNTED {
@@ -66,6 +72,8 @@ impl Class {
             let ns = self.ns as f64 / self.counted as f64;
             if cost.each().is_some_and(|each| ns < SUDDEN * each) {
                 *cost = Cost::of(ns);
+                self.gap = RETRY.0;
+                self.retry = self.retry.min(self.streaks + 1 + self.gap);
             } else {
                 cost.add(ns);
             }
@@ -76,13 +84,12 @@ impl Class {
     /// Begins a streak.
     fn next(&mut self) {
         (self.bytes, self.counted, self.ns) = (0, 0, 0);
-        // After the last number there are no first streaks again.
-        self.streaks = self.streaks.checked_add(1).unwrap_or(u32::MAX / 2);
+        self.streaks += 1;
         if self.streaks < TRIALS {
             self.is_deep = !self.streaks.is_multiple_of(2);
             return;
         }
-        let faster = match self.costs.map(Cost::each) {
+        self.is_deep_faster = match self.costs.map(Cost::each) {
             [Some(usual), Some(deep)] => deep < usual * FAVOUR,
             _ => false,
         };
@@ -90,12 +97,12 @@ impl Class {
             self.gap = RETRY.0;
             self.retry = self.streaks + self.gap;
         }
-        let is_trial = self.streaks == self.retry;
+        let is_trial = self.streaks >= self.retry;
         if is_trial {
             self.gap = (2 * self.gap).min(RETRY.1);
-            self.retry = self.streaks.wrapping_add(self.gap);
+            self.retry = self.streaks + self.gap;
         }
-        self.is_deep = faster != is_trial;
+        self.is_deep = self.is_deep_faster != is_trial;
     }
 }
 
@@ -108,10 +115,17 @@ pub(super) struct Depths {
 }
 
 impl Depths {
-    /// The depth of the next message of a length, which is asked for now.
-    pub(super) fn begin(&mut self, len: u64) -> Timed {
-        let is_deep = self.classes.get_or_insert_default()[class_of(len)].is_deep;
-        Timed { len, begin: Instant::now(), is_deep }
+    /// The depth of the next message of a length, which is asked for now. One that is rare, as most come another way, is of no streak.
+    pub(super) fn begin(&mut self, len: u64, is_rare: bool) -> Timed {
+        let class = &self.classes.get_or_insert_default()[class_of(len)];
+        let is_deep = if is_rare { class.is_deep_faster } else { class.is_deep };
+        let is_trial = is_deep != class.is_deep_faster;
+        Timed { len, begin: Instant::now(), is_deep, is_trial, counts: !is_rare }
+    }
+
+    /// A message has ended that came another way.
+    pub(super) fn passed(&mut self) {
+        self.last_end = Some(Instant::now());
     }
 
     /// A message has ended well. Of messages that overlap each counts the time that it adds.
@@ -140,7 +154,8 @@ mod tests {
         let mut now = depths.last_end.unwrap_or_else(Instant::now);
         let mut deep = 0;
         for _ in 0..count / 8 {
-            let window: Vec<Timed> = (0..8).map(|_| Timed { begin: now, ..depths.begin(LEN) }).collect();
+            let window: Vec<Timed> =
+                (0..8).map(|_| Timed { begin: now, ..depths.begin(LEN, false) }).collect();
             for timed in window {
                 now += Duration::from_nanos(ns(timed.is_deep));
                 depths.ended_at(timed, now);
@@ -198,7 +213,7 @@ mod tests {
     fn lengths_have_depths_of_their_own() {
         let mut depths = Depths::default();
         run(&mut depths, 4000, by_depth(10_000, 5_000));
-        assert!(depths.begin(LEN).is_deep || depths.begin(LEN + 1).is_deep);
-        assert!(!depths.begin(4 << 20).is_deep, "nothing is known of these");
+        assert!(depths.begin(LEN + 1, true).is_deep);
+        assert!(!depths.begin(4 << 20, true).is_deep, "nothing is known of these");
     }
 }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use isthmus_lockfree::slot::Message;
 use isthmus_region::counters::{Counter, LaneCounter};
+use isthmus_region::member::MOST_PIECE_BYTES;
 
 use super::grants::Next;
 use super::offer::Space;
@@ -178,12 +179,19 @@ impl Core {
         };
         step(Step::AllReceived);
         let Peer { ways, depths, .. } = &mut self.peers[source.0 as usize];
-        if let Some(timed) = timed {
-            depths.ended(timed);
-            self.tally.add(Counter::Deep, timed.is_deep.into());
+        match timed {
+            Some(timed) => {
+                depths.ended(timed);
+                self.tally.add(Counter::Deep, timed.is_deep.into());
+            }
+            None if measured.is_some() => depths.passed(),
+            None => {}
         }
         if let Some(message) = measured {
-            let took = ways.ended(message, is_odd || paged < message.len() / 2);
+            let took = match timed {
+                Some(timed) if timed.is_trial => ways.passed(message),
+                _ => ways.ended(message, is_odd || paged < message.len() / 2),
+            };
             let ([ns, bytes], len) = message.counted();
             self.tally.add(ns, took);
             self.tally.add(bytes, len);
@@ -409,6 +417,21 @@ impl Core {
         room
     }
 
+    /// How many chunks may be under way to a remote endpoint now.
+    fn depth(&self, berth: &Berth, to: PeerId) -> usize {
+        let Config { pipeline_depth: usual, deep_pipeline: deep, .. } = self.config;
+        let Peer { pushes, path, .. } = &self.peers[to.0 as usize];
+        let under_way = berth.chunks_taken.saturating_sub(berth.chunk_pool.len());
+        if pushes.front().is_none_or(|push| !push.is_deep)
+            || under_way >= MOST_CHUNKS
+            || berth.member.piece_bytes() > MOST_PIECE_BYTES / 2
+        {
+            return usual;
+        }
+        // Half of a lane's slots are for what else there is to say.
+        path.lane().map_or(usual, |lane| deep.min(lane.slots() / 2).max(usual))
+    }
+
     /// Chunks under way in deep pipelines beyond the usual depth.
     fn beyond_usual(&self) -> usize {
         let usual = self.config.pipeline_depth;
@@ -419,13 +442,10 @@ impl Core {
     /// A place for the next chunk to `to`, if there is room for its message too.
     pub(super) fn take_chunk_place(&mut self, berth: &mut Berth, to: PeerId) -> Option<ChunkPlace> {
         let bytes = self.config.chunk_bytes;
-        let under_way = berth.chunks_taken.saturating_sub(berth.chunk_pool.len());
-        let is_deep = self.peers[to.0 as usize].pushes.front().is_some_and(|push| push.is_deep);
-        let Config { pipeline_depth: usual, deep_pipeline: deep, .. } = self.config;
-        let depth = if is_deep && under_way < MOST_CHUNKS { deep } else { usual };
         if !self.has_room(berth, to) {
             return None;
         }
+        let depth = self.depth(berth, to);
         let out = self.peers[to.0 as usize].path.lane_mut()?;
         if out.chunks_held() >= depth {
             if !out.is_accepted() {
@@ -441,7 +461,9 @@ impl Core {
         while let Some(chunk) = out.free_chunk() {
             berth.chunk_pool.push(chunk);
         }
-        if out.chunks_held() >= depth {
+        // With what was freed it may be another one.
+        let depth = self.depth(berth, to);
+        if self.peers[to.0 as usize].path.lane()?.chunks_held() >= depth {
             return None;
         }
         if let Some(offset) = berth.chunk_pool.pop() {
@@ -450,7 +472,7 @@ impl Core {
             }
             return Some(ChunkPlace { offset, bytes, pooled: true });
         }
-        if berth.chunks_taken < MOST_CHUNKS + self.beyond_usual()
+        if (berth.chunks_taken < MOST_CHUNKS || berth.chunks_taken < MOST_CHUNKS + self.beyond_usual())
             && let Ok(offset) = berth.member.take_piece(bytes)
         {
             berth.chunks_taken += 1;

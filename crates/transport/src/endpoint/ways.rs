@@ -273,6 +273,19 @@ impl Ways {
         ns
     }
 
+    /// Whether most messages like this one come another way.
+    pub(super) fn is_rare(&mut self, message: &Measured) -> bool {
+        self.class(message.choice).faster.is_some_and(|faster| faster != message.way)
+    }
+
+    /// A message has ended well, in circumstances from which nothing is learnt; gives how many nanoseconds it took.
+    pub(super) fn passed(&mut self, message: Measured) -> u64 {
+        let now = Instant::now();
+        let begin = self.last_end.map_or(message.begin, |last| last.max(message.begin));
+        self.last_end = Some(now);
+        u64::try_from(now.saturating_duration_since(begin).as_nanos()).unwrap_or(u64::MAX)
+    }
+
     /// A message could not go the way that was chosen.
     pub(super) fn failed(&mut self, message: Measured) {
         self.class(message.choice).costs[message.way.place()] = Cost::of(f64::INFINITY);
