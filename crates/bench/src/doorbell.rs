@@ -3,8 +3,8 @@
 //! guest driver, *relay*, and with it, *doorbell*.
 //!
 //! Two processes take turns, and each sleeps until it is rung; before each ring there is a pause, so that the other is asleep. Half of
-//! a turn, without the pauses, is a wake-up. What it costs in processor time is seen from outside, since agents, services and QEMU work for it, too: two
-//! launches that differ in the number of turns alone.
+//! a turn, without the pauses, is a wake-up. What it costs in processor time is seen from outside, since agents, services and QEMU work
+//! for it, too: two launches that differ in the number of turns alone.
 
 use std::ffi::OsString;
 use std::sync::Arc;

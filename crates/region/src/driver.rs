@@ -414,7 +414,7 @@ impl Ringer {
 
     /// Rings the sleepers of an endpoint. Gives whether that could be done.
     ///
-    /// Whether the descriptor still is what it was is not asked: that would take longer than the ring, and the kernel refuses the call
+    /// Whether the descriptor still is what it was is not asked: that would be two system calls more, and the kernel refuses this one
     /// for any other file. Of all drivers nsfs alone knows its number (`NS_GET_OWNER_UID`), and fails, since the argument is no address.
     pub fn endpoint(&self, slot: GlobalSlot) -> bool {
         let endpoints = self.region.shape().endpoints;

@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use super::ways::{CLASSES, Cost, class_of};
+use super::ways::{CLASSES, Cost, added, class_of};
 
 /// Bytes of a streak: so many do not count, and then so many do.
 const UNCOUNTED: u64 = 1 << 20;
@@ -134,9 +134,7 @@ impl Depths {
     }
 
     fn ended_at(&mut self, timed: Timed, now: Instant) {
-        let begin = self.last_end.map_or(timed.begin, |last| last.max(timed.begin));
-        self.last_end = Some(now);
-        let ns = u64::try_from(now.saturating_duration_since(begin).as_nanos()).unwrap_or(u64::MAX);
+        let ns = added(&mut self.last_end, timed.begin, now);
         self.classes.get_or_insert_default()[class_of(timed.len)].learn(&timed, ns);
     }
 }

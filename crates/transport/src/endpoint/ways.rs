@@ -238,6 +238,13 @@ pub(super) struct Ways {
     last_end: Option<Instant>,
 }
 
+/// The nanoseconds that a message adds to those before it, of which the last ended at `last_end`; that is `now` then.
+pub(super) fn added(last_end: &mut Option<Instant>, begin: Instant, now: Instant) -> u64 {
+    let begin = last_end.map_or(begin, |last| last.max(begin));
+    *last_end = Some(now);
+    u64::try_from(now.saturating_duration_since(begin).as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// The class of a length.
 pub(super) fn class_of(len: u64) -> usize {
     let quarters = (4 * (len.min(u64::MAX / 4)) / attach::LEAST).max(1).ilog2() / 2;
@@ -264,9 +271,7 @@ impl Ways {
 
     fn ended_at(&mut self, message: Measured, is_odd: bool, now: Instant) -> u64 {
         let Measured { choice, way, begin } = message;
-        let begin = self.last_end.map_or(begin, |last| last.max(begin));
-        self.last_end = Some(now);
-        let ns = u64::try_from(now.saturating_duration_since(begin).as_nanos()).unwrap_or(u64::MAX);
+        let ns = added(&mut self.last_end, begin, now);
         // Lengths and times far below 2^53.
         let each = ns as f64 / choice.len.max(1) as f64;
         self.class(choice).learn(way, each, is_odd && way == Way::Pages);
@@ -280,10 +285,7 @@ impl Ways {
 
     /// A message has ended well, in circumstances from which nothing is learnt; gives how many nanoseconds it took.
     pub(super) fn passed(&mut self, message: Measured) -> u64 {
-        let now = Instant::now();
-        let begin = self.last_end.map_or(message.begin, |last| last.max(message.begin));
-        self.last_end = Some(now);
-        u64::try_from(now.saturating_duration_since(begin).as_nanos()).unwrap_or(u64::MAX)
+        added(&mut self.last_end, message.begin, Instant::now())
     }
 
     /// A message could not go the way that was chosen.
