@@ -163,8 +163,8 @@ impl Core {
             Long::Attach => (other, None),
             Long::Auto => {
                 let choice = Choice { len, one_copy: other };
-                let way = ways.choose(choice);
-                (way, Some(Measured::begin(choice, way)))
+                let message = ways.begin(choice);
+                (message.way, Some(message))
             }
         }
     }
