@@ -8,7 +8,7 @@
 //! of those say something.
 //!
 //! At first the ways take turns, of which the first of each is not measured, since memory is touched and the sender's process looked
-//! up there. From then on the way that was faster has almost all messages; the other is tried again after 64 of them, and then
+//! up there. From then on the way that was faster has almost all messages; the other is tried again after 256 of them, and then
 //! ever more seldom while it stays the slower one. One message says nothing about a way that none has come for long: caches have
 //! become used to the other, and it takes some ten megabytes until they are used to this one. So a trial is a turn as well, of which
 //! the end counts, and it is given up if it takes far longer than the usual way. What is faster depends on caches, on where the two
@@ -24,8 +24,8 @@ use super::attach;
 pub(super) const CLASSES: usize = 9;
 /// Turns of a class in which the ways alternate, however they fare.
 const TRIALS: u32 = 8;
-/// Bytes after which a turn ends although messages overlap: while the ways alternate, and later.
-const TURN: [u64; 2] = [4 << 20, 8 << 20];
+/// Messages and bytes that count after which a turn ends although messages overlap: while the ways alternate, and later.
+const TURN: [(u64, u64); 2] = [(16, 4 << 20), (u64::MAX, 8 << 20)];
 /// Bytes that do not count at the beginning of one of the first turns if that overlaps the one before it.
 const UNCOUNTED: u64 = 1 << 20;
 /// Messages and bytes of a trial, at most, and how small a part of all messages trials are once there has been one.
@@ -33,10 +33,14 @@ const TRIAL: (u64, u64) = (64, 64 << 20);
 const RARE: u64 = 64;
 /// A trial goes on as long as messages overlap, for so many at most.
 const OVERLAP: u64 = 16;
-/// A trial is given up if a quarter of it or more takes so many times what it takes by the other way.
+/// A trial is given up if a quarter of it or more takes so many times what it takes by the other way. A message of a trial, which may wait for a
+/// processor, counts so many times that at most.
 const TOO_LONG: f64 = 2.0;
-/// After so many messages a trial is made at the soonest if another way has become the faster one.
-const SOON: u64 = 512;
+const MOST: f64 = 4.0;
+/// Messages from one trial to the next at least, and if another way has become the faster one.
+const SOON: (u64, u64) = (256, 512);
+/// A way is given up if it fails twice in so many messages.
+const FAILS: u32 = 8;
 /// Messages follow each other if there is less between them than such a part of the time that one takes.
 const PAUSE: u64 = 8;
 /// Trials by pages, at most, that are made once more, since the buffer had not come back.
@@ -47,7 +51,7 @@ const ODD_SHARE: u32 = 32;
 const MOST_ODD: u32 = 128 * ODD_SHARE;
 /// Messages over which the mean goes once odd ones count.
 const MEAN_OF: f64 = 16.0;
-/// Messages from one trial of the slower way to the next, at first and, if a trial is one message, at most.
+/// The same where a trial is one message, by pages: at first, and at most.
 const RETRY: (u64, u64) = (64, 4096);
 
 /// A way of long messages.
@@ -171,6 +175,27 @@ impl Cost {
     }
 }
 
+/// Bytes, and the nanoseconds that they took.
+#[derive(Debug, Clone, Copy, Default)]
+struct Took {
+    bytes: u64,
+    ns: f64,
+}
+
+impl Took {
+    /// What a byte takes.
+    fn each(self) -> f64 {
+        // Far below 2^53.
+        self.ns / self.bytes.max(1) as f64
+    }
+
+    /// Both, of which a byte took `most` at most.
+    fn and(self, other: Self, most: f64) -> Self {
+        let ns = other.ns.min(most * other.bytes as f64);
+        Self { bytes: self.bytes.saturating_add(other.bytes), ns: self.ns + ns }
+    }
+}
+
 /// Messages that come by the same way and are measured together.
 #[derive(Debug, Clone, Copy, Default)]
 struct Turn {
@@ -183,26 +208,29 @@ struct Turn {
     is_too_long: bool,
     /// What counts began while others were under way.
     is_part: bool,
-    /// Messages that were asked for, those that count, and those that are under way; and bytes.
+    /// Messages that were asked for, those that count, and those that are under way.
     asked: u64,
     counting: u64,
     open: u64,
-    bytes: u64,
+    /// Messages that have ended, and messages and bytes that count of these.
+    ended: u64,
+    came: (u64, u64),
     /// Bytes that have come and the nanoseconds that they took, of all and of what counts.
-    all: [u64; 2],
-    counted: [u64; 2],
+    all: Took,
+    counted: Took,
 }
 
 impl Turn {
     /// Whether it has the next message, too.
     fn goes_on(&self) -> bool {
-        let most = TURN[usize::from(self.number > TRIALS.into())];
+        let (messages, bytes) = TURN[usize::from(self.number > TRIALS.into())];
         self.way.is_some()
             && !self.is_too_long
             && match self.trial {
                 // All of those that overlap, so that it says as much as other turns.
-                Some(trial) => self.asked < trial || self.open > 0 && self.asked < trial + OVERLAP,
-                None => self.open > 0 && (self.bytes < most || self.counting == 0),
+                Some(trial) => self.asked < trial || self.open > 0 && self.asked < trial + OVERLAP.min(trial),
+                // What has come, since much more may be under way.
+                None => self.open > 0 && self.came.0 < messages && self.came.1 < bytes,
             }
     }
 }
@@ -233,6 +261,8 @@ struct Class {
     gap: u64,
     /// The message with which the last trial began.
     tried: u64,
+    /// What is left of failures of the way that is one copy.
+    fails: u32,
 }
 
 impl Class {
@@ -258,7 +288,6 @@ impl Class {
         turn.asked += 1;
         turn.counting += u64::from(counts);
         turn.open += 1;
-        turn.bytes = turn.bytes.saturating_add(choice.len);
         Measured { choice, way: turn.way.unwrap_or(Way::Copy), begin, turn: turn.number, counts, is_dense }
     }
 
@@ -296,13 +325,13 @@ impl Class {
         if self.faster != Some(way) {
             // If it changes back and forth, trials stay as rare as they were.
             if number - self.since >= self.gap {
-                self.gap = RETRY.0;
+                self.gap = if one_copy == Way::Pages { RETRY.0 } else { SOON.0 };
             }
             (self.faster, self.since) = (Some(way), number);
             self.retry = number + self.gap;
             if one_copy != Way::Pages {
                 // The usual way may have cost more for a while only.
-                self.retry = self.retry.min((number + RETRY.0).max(self.tried + SOON));
+                self.retry = self.retry.min((number + TRIAL.0).max(self.tried + SOON.1));
             }
         }
         if number < self.retry {
@@ -328,11 +357,15 @@ impl Class {
     /// A message has ended, in `ns` nanoseconds if something is learnt from it.
     fn ended(&mut self, message: &Measured, ns: Option<u64>, is_odd: bool) {
         let len = message.choice.len;
+        let took = ns.map(|ns| Took { bytes: len, ns: ns as f64 });
         if message.choice.one_copy == Way::Pages {
-            if let Some(ns) = ns {
-                self.learn(message.way, each([len, ns]), is_odd);
+            if let Some(took) = took {
+                self.learn(message.way, took.each(), is_odd);
             }
             return;
+        }
+        if message.way != Way::Copy {
+            self.fails = self.fails.saturating_sub(1);
         }
         let is_last = self.last.is_some_and(|last| last.number == message.turn);
         let turn = match &mut self.last {
@@ -341,10 +374,16 @@ impl Class {
             _ => return,
         };
         turn.open = turn.open.saturating_sub(1);
-        if let Some(ns) = ns {
-            let sums = [Some(&mut turn.all), message.counts.then_some(&mut turn.counted)];
-            for sum in sums.into_iter().flatten() {
-                *sum = [sum[0].saturating_add(len), sum[1].saturating_add(ns)];
+        turn.ended += 1;
+        if message.counts {
+            turn.came = (turn.came.0 + 1, turn.came.1.saturating_add(len));
+        }
+        let usual = self.faster.and_then(|faster| self.costs[faster.place()].ns).unwrap_or(f64::INFINITY);
+        if let Some(took) = took {
+            let most = if turn.trial.is_some() { MOST * usual } else { f64::INFINITY };
+            turn.all = turn.all.and(took, most);
+            if message.counts {
+                turn.counted = turn.counted.and(took, most);
             }
         }
         let turn = *turn;
@@ -355,9 +394,8 @@ impl Class {
             }
             return;
         }
-        if let (Some(trial), Some(faster)) = (turn.trial, self.faster) {
-            let usual = self.costs[faster.place()].ns.unwrap_or(f64::INFINITY);
-            self.turn.is_too_long = 4 * turn.all[0] >= trial * len && each(turn.all) > TOO_LONG * usual;
+        if let Some(trial) = turn.trial {
+            self.turn.is_too_long = 4 * turn.ended >= trial && turn.all.each() > TOO_LONG * usual;
         }
         if turn.open == 0 && !self.turn.goes_on() {
             self.turn.way = None;
@@ -370,13 +408,9 @@ impl Class {
     /// All messages of a turn have ended, or as many as will be heard of.
     fn finish(&mut self, turn: Turn) {
         let Some(way) = turn.way else { return };
-        let of = if turn.counted[0] > 0 || turn.trial.is_none() { turn.counted } else { turn.all };
-        let (ns, cost) = (each(of), &mut self.costs[way.place()]);
-        if turn.trial.is_some_and(|trial| turn.asked > trial) {
-            self.gap = self.gap.max(RARE * turn.asked);
-            self.retry = self.messages + self.gap;
-        }
-        if of[0] == 0 {
+        let of = if turn.counted.bytes > 0 || turn.trial.is_none() { turn.counted } else { turn.all };
+        let (ns, cost) = (of.each(), &mut self.costs[way.place()]);
+        if of.bytes == 0 {
             return;
         }
         match cost.ns {
@@ -385,6 +419,7 @@ impl Class {
                 *cost = Cost::of(ns);
                 self.look_whether_changed(way, old, ns);
             }
+            None if turn.trial.is_some() => *cost = Cost::of(ns),
             Some(_) if turn.trial.is_none() && turn.asked > 1 => cost.follow(ns),
             _ => self.learn(way, ns, false),
         }
@@ -425,42 +460,15 @@ impl Class {
     /// The way that is not taken has become much faster: soon it is tried again.
     fn look_whether_changed(&mut self, way: Way, before: f64, ns: f64) {
         if self.faster.is_some_and(|faster| faster != way) && ns < 0.75 * before {
-            self.gap = RETRY.0;
+            self.gap = if way == Way::Pages { RETRY.0 } else { SOON.0 };
             self.retry = self.messages + self.gap;
         }
     }
 }
 
-/// What a byte takes, of so many bytes and nanoseconds.
-fn each([bytes, ns]: [u64; 2]) -> f64 {
-    // Both far below 2^53.
-    ns as f64 / bytes.max(1) as f64
-}
-
 /// Messages of about the same length. Those that come one at a time, between which the program does other things, and those that follow one
 /// another have a class each: what is faster for these may be slower for those.
-#[derive(Debug, Clone, Copy, Default)]
-struct Lengths {
-    classes: [Class; 2],
-    under_way: u64,
-    /// Whether another one followed the last that came after a pause.
-    is_dense: bool,
-    /// When the last one ended, and how long it took.
-    last_end: Option<Instant>,
-    last_ns: u64,
-}
-
-impl Lengths {
-    /// Whether the next message, which is asked for now, is one of several at a time. Of the first that depends on those before it.
-    fn next_is_dense(&mut self, now: Instant) -> bool {
-        let pause = self.last_end.map_or(u128::MAX, |end| now.saturating_duration_since(end).as_nanos());
-        if self.under_way > 0 || pause < u128::from(self.last_ns / PAUSE) {
-            self.is_dense = true;
-            return true;
-        }
-        std::mem::take(&mut self.is_dense)
-    }
-}
+type Lengths = [Class; 2];
 
 /// What is known of the ways to one remote endpoint.
 #[derive(Debug, Default)]
@@ -468,7 +476,12 @@ pub(super) struct Ways {
     /// Of messages that lie in memory of the region, and of others; none before the first message that has a choice.
     resident: Option<Box<[Lengths; CLASSES]>>,
     others: Option<Box<[Lengths; CLASSES]>>,
+    under_way: u64,
+    /// Whether another message followed the last that came after a pause.
+    is_dense: bool,
+    /// When the last one ended, and how long it took.
     last_end: Option<Instant>,
+    last_ns: u64,
 }
 
 /// The nanoseconds that a message adds to those before it, of which the last ended at `last_end`; that is `now` then.
@@ -491,7 +504,7 @@ impl Ways {
     }
 
     fn class(&mut self, message: &Measured) -> &mut Class {
-        &mut self.lengths(message.choice).classes[usize::from(message.is_dense)]
+        &mut self.lengths(message.choice)[usize::from(message.is_dense)]
     }
 
     /// The next message, which is asked for now, and its way.
@@ -500,11 +513,27 @@ impl Ways {
     }
 
     fn begin_at(&mut self, choice: Choice, now: Instant) -> Measured {
-        let lengths = self.lengths(choice);
         // By pages each message is measured by itself.
-        let is_dense = choice.one_copy != Way::Pages && lengths.next_is_dense(now);
-        lengths.under_way += 1;
-        lengths.classes[usize::from(is_dense)].begin(choice, now, is_dense)
+        let is_dense = self.next_is_dense(now) && choice.one_copy != Way::Pages;
+        self.under_way += 1;
+        self.lengths(choice)[usize::from(is_dense)].begin(choice, now, is_dense)
+    }
+
+    /// Whether the next message, which is asked for now, is one of several at a time. Of the first that depends on those before it.
+    fn next_is_dense(&mut self, now: Instant) -> bool {
+        let pause = self.last_end.map_or(u128::MAX, |end| now.saturating_duration_since(end).as_nanos());
+        if self.under_way > 0 || pause < u128::from(self.last_ns / PAUSE) {
+            self.is_dense = true;
+            return true;
+        }
+        std::mem::take(&mut self.is_dense)
+    }
+
+    /// A message has ended; gives how many nanoseconds it took.
+    fn over(&mut self, message: &Measured, now: Instant) -> u64 {
+        self.under_way = self.under_way.saturating_sub(1);
+        self.last_ns = added(&mut self.last_end, message.begin, now);
+        self.last_ns
     }
 
     /// A message has ended well; gives how many nanoseconds it took. It is odd if it was to come in pages and cost what the next one of the
@@ -515,38 +544,37 @@ impl Ways {
     }
 
     fn ended_at(&mut self, message: Measured, is_odd: bool, now: Instant) -> u64 {
-        let ns = added(&mut self.last_end, message.begin, now);
-        self.over(&message, now, ns);
+        let ns = self.over(&message, now);
         self.class(&message).ended(&message, Some(ns), is_odd && message.way == Way::Pages);
         ns
     }
 
-    /// Whether most messages like this one come another way.
+    /// Whether most messages like this one come another way, and not many now, as a trial.
     pub(super) fn is_rare(&mut self, message: &Measured) -> bool {
-        self.class(message).faster.is_some_and(|faster| faster != message.way)
+        let class = self.class(message);
+        class.faster.is_some_and(|faster| faster != message.way)
+            && class.turn.trial.is_none_or(|messages| messages == 1)
     }
 
     /// A message has ended well, in circumstances from which nothing is learnt; gives how many nanoseconds it took.
     pub(super) fn passed(&mut self, message: Measured) -> u64 {
-        let now = Instant::now();
-        let ns = added(&mut self.last_end, message.begin, now);
-        self.over(&message, now, ns);
+        let ns = self.over(&message, Instant::now());
         self.class(&message).ended(&message, None, false);
         ns
     }
 
-    fn over(&mut self, message: &Measured, now: Instant, ns: u64) {
-        let lengths = self.lengths(message.choice);
-        lengths.under_way = lengths.under_way.saturating_sub(1);
-        (lengths.last_end, lengths.last_ns) = (Some(now), ns);
-    }
-
     /// A message could not go the way that was chosen.
     pub(super) fn failed(&mut self, message: Measured) {
-        let lengths = self.lengths(message.choice);
-        lengths.under_way = lengths.under_way.saturating_sub(1);
+        self.under_way = self.under_way.saturating_sub(1);
         let class = self.class(&message);
+        let fails = class.fails + FAILS;
         class.ended(&message, None, false);
+        class.fails = fails;
+        if fails <= FAILS && class.costs[message.way.place()].seen > 0 {
+            // One buffer, say.
+            return;
+        }
+        class.fails = FAILS;
         class.costs[message.way.place()] = Cost::of(f64::INFINITY);
         // Neither of the messages that were asked for before is anything learnt.
         class.turn.way = class.turn.way.filter(|way| *way != message.way);
@@ -572,7 +600,7 @@ mod tests {
         let mut attached = 0;
         for _ in 0..count {
             // The program does something else first.
-            now += Duration::from_nanos(ways.lengths(to_attach(len)).last_ns);
+            now += Duration::from_nanos(ways.last_ns);
             let message = ways.begin_at(to_attach(len), now);
             now += Duration::from_nanos(ns[message.way.place()]);
             attached += u32::from(message.way == Way::Attach);
@@ -585,7 +613,7 @@ mod tests {
     fn the_faster_way_is_taken_and_the_other_is_tried_again() {
         let mut ways = Ways::default();
         assert_eq!(run(&mut ways, TRIALS, 100_000, [100, 200]), TRIALS / 2, "turns");
-        for count in [128, 4096] {
+        for count in [320, 4096] {
             assert_eq!(run(&mut ways, count, 100_000, [100, 200]), 64, "a trial, and the next much later");
         }
         // It has become the faster one, as where a process was moved to another processor.
@@ -600,7 +628,8 @@ mod tests {
     /// Asks for `count` messages, and then they end one after the other; the n-th of them adds `ns` by its way. Gives how many were attached
     /// to.
     fn ask(ways: &mut Ways, count: u32, choice: Choice, ns: impl Fn(u32, Way) -> u64) -> u32 {
-        let mut now = ways.last_end.unwrap_or_else(Instant::now);
+        // The program does something else first.
+        let mut now = ways.last_end.unwrap_or_else(Instant::now) + Duration::from_nanos(ways.last_ns);
         let messages: Vec<Measured> = (0..count).map(|_| ways.begin_at(choice, now)).collect();
         for (n, message) in (0..).zip(&messages) {
             now += Duration::from_nanos(ns(n, message.way));
@@ -634,15 +663,8 @@ mod tests {
     #[test]
     fn what_is_faster_for_one_at_a_time_may_be_slower_for_several() {
         let (mut ways, choice) = (Ways::default(), to_attach(1 << 20));
-        let single = |ways: &mut Ways| {
-            // The program does something else first.
-            ways.last_end = ways.last_end.map(|end| end + Duration::from_micros(200));
-            ask(ways, 1, choice, |_, way| [90_000, 130_000][way.place()])
-        };
-        let window = |ways: &mut Ways| {
-            ways.last_end = ways.last_end.map(|end| end + Duration::from_micros(200));
-            ask(ways, 8, choice, |_, way| [140_000, 120_000][way.place()])
-        };
+        let single = |ways: &mut Ways| ask(ways, 1, choice, |_, way| [90_000, 130_000][way.place()]);
+        let window = |ways: &mut Ways| ask(ways, 8, choice, |_, way| [140_000, 120_000][way.place()]);
         for _ in 0..3 {
             (0..200).for_each(|_| _ = single(&mut ways));
             (0..200).for_each(|_| _ = window(&mut ways));
@@ -679,6 +701,46 @@ mod tests {
     }
 
     #[test]
+    fn much_may_be_under_way() {
+        for (len, depth) in [(1 << 20, 32), (1 << 20, 128), (250_000, 128), (4 << 20, 64), (16 << 20, 32)] {
+            let (mut ways, mut now) = (Ways::default(), Instant::now());
+            let mut queue = std::collections::VecDeque::new();
+            let mut attached = 0;
+            for i in 0..10_000_u32 {
+                queue.push_back(ways.begin_at(to_attach(len), now));
+                if queue.len() < depth {
+                    continue;
+                }
+                let message = queue.pop_front().unwrap();
+                now += Duration::from_nanos(len / [5, 10][message.way.place()]);
+                ways.ended_at(message, false, now);
+                attached += u32::from(i >= 5000 && message.way == Way::Attach);
+            }
+            assert!(attached > 4500, "{depth} of {len}: {attached} of 5000");
+        }
+    }
+
+    #[test]
+    fn a_trial_may_wait_for_a_processor() {
+        for one_of in [50, 20] {
+            let (mut ways, mut number) = (Ways::default(), 0);
+            let mut sent = |count: u32, attach: u64| -> u32 {
+                (0..count)
+                    .map(|_| {
+                        number += 1;
+                        let waits = if number % one_of == 0 { 4_000_000 } else { 0 };
+                        ask(&mut ways, 1, to_attach(100_000), |_, way| waits + [100_000, attach][way.place()])
+                    })
+                    .sum()
+            };
+            sent(1000, 150_000);
+            sent(10_000, 50_000);
+            let attached = sent(10_000, 50_000);
+            assert!(attached > 9000, "one of {one_of} waits: {attached} of 10000");
+        }
+    }
+
+    #[test]
     fn one_message_that_waits_for_a_processor_changes_nothing() {
         let mut ways = Ways::default();
         run(&mut ways, 100, 100_000, [100, 200]);
@@ -694,7 +756,7 @@ mod tests {
     fn a_message_that_waited_for_another_counts_from_the_end_of_that() {
         let (mut ways, len) = (Ways::default(), attach::LEAST);
         (0..3).for_each(|_| _ = ask(&mut ways, 5, to_attach(len), |_, _| len));
-        assert_eq!(ways.lengths(to_attach(len)).classes[1].costs[0].ns, Some(1.0));
+        assert_eq!(ways.lengths(to_attach(len))[1].costs[0].ns, Some(1.0));
     }
 
     #[test]
@@ -704,10 +766,18 @@ mod tests {
             (0..count / 4).map(|_| ask(ways, 4, choice, |_, way| [100_000, 50_000][way.place()])).sum()
         };
         several(&mut ways, 64);
-        let now = ways.last_end.unwrap();
-        let [message, late] = [0; 2].map(|_| ways.begin_at(choice, now));
-        assert_eq!((message.way, late.way), (Way::Attach, Way::Attach));
+        let mut now = ways.last_end.unwrap();
+        let [message, second, late] = [0; 3].map(|_| ways.begin_at(choice, now));
+        assert_eq!([message, second, late].map(|message| message.way), [Way::Attach; 3]);
         ways.failed(message);
+        now += Duration::from_micros(100);
+        ways.ended_at(late, false, now);
+        assert_eq!(several(&mut ways, 64), 64, "one buffer can be different");
+        let late = ways.begin_at(choice, ways.last_end.unwrap());
+        ways.failed(second);
+        let third = ways.begin_at(choice, ways.last_end.unwrap());
+        ways.failed(third);
+        now = ways.last_end.unwrap();
         ways.ended_at(late, false, now);
         assert_eq!(several(&mut ways, 60), 0, "what was asked for before says nothing");
         assert!(several(&mut ways, 4096) > 50, "tried again");
@@ -821,7 +891,7 @@ mod tests {
                 at,
             );
         }
-        assert_eq!(ways.lengths(PAGES).classes[0].costs[0].ns, Some(1.0));
+        assert_eq!(ways.lengths(PAGES)[0].costs[0].ns, Some(1.0));
     }
 
     #[test]
