@@ -4,8 +4,9 @@
 //!
 //! The receiver measures and says which it wants. One message of many says nothing, as it depends on those before it what the caches
 //! hold; so messages of about the same length take turns in *streaks*, of which the beginning is not counted. From then on the depth that
-//! was faster has almost all of them, as with the ways of [`super::ways`]. Those learn nothing from a trial, and while they prefer another
-//! way than two copies, the few messages that come so have the depth that is known to be faster.
+//! was faster has almost all of them, as with the ways of [`super::ways`]. Those learn nothing from a trial. While they prefer another
+//! way than two copies, only the copies of their own trials make up streaks; a single message that comes so has the depth that is known to
+//! be faster.
 
 use std::time::Instant;
 

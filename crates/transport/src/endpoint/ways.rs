@@ -4,13 +4,13 @@
 //! The receiver chooses and measures. A message counts from when it was asked for, or from when the last one ended if that is
 //! later: of messages that overlap each counts the time that it adds. One of these says little: the first of them adds what all have
 //! to wait for, and while the receiver copies one by itself the sender fills chunks for the next. So messages that overlap have the
-//! same way and are measured together, as one *turn*. Where pages may be granted each message is a turn of its own, since not all
-//! of those say something.
+//! same way and are measured together, as one *streak*, as for the depth of pipelines ([`super::depth`]). Where pages may be granted
+//! each message is a streak of its own, since not all of those say something.
 //!
-//! At first the ways take turns, of which the first of each is not measured, since memory is touched and the sender's process looked
+//! At first the ways alternate, and the first streak of each is not measured, since memory is touched and the sender's process looked
 //! up there. From then on the way that was faster has almost all messages; the other is tried again after 256 of them, and then
 //! ever more seldom while it stays the slower one. One message says nothing about a way that none has come for long: caches have
-//! become used to the other, and it takes some ten megabytes until they are used to this one. So a trial is a turn as well, of which
+//! become used to the other, and it takes some ten megabytes until they are used to this one. So a trial is a streak as well, of which
 //! the end counts, and it is given up if it takes far longer than the usual way. What is faster depends on caches, on where the two
 //! processes run, and on what they do, so no number here is one of a machine.
 
@@ -24,9 +24,9 @@ use super::attach;
 pub(super) const CLASSES: usize = 9;
 /// Turns of a class in which the ways alternate, however they fare.
 const TRIALS: u32 = 8;
-/// Messages and bytes that count after which a turn ends although messages overlap: while the ways alternate, and later.
-const TURN: [(u64, u64); 2] = [(16, 4 << 20), (u64::MAX, 8 << 20)];
-/// Bytes that do not count at the beginning of one of the first turns if that overlaps the one before it.
+/// Messages and bytes that count after which a streak ends although messages overlap: while the ways alternate, and later.
+const STREAK: [(u64, u64); 2] = [(16, 4 << 20), (u64::MAX, 8 << 20)];
+/// Bytes that do not count at the beginning of one of the first streaks if that overlaps the one before it.
 const UNCOUNTED: u64 = 1 << 20;
 /// Messages and bytes of a trial, at most, and how small a part of all messages trials are once there has been one.
 const TRIAL: (u64, u64) = (64, 64 << 20);
@@ -37,7 +37,7 @@ const OVERLAP: u64 = 16;
 /// processor, counts so many times that at most.
 const TOO_LONG: f64 = 2.0;
 const MOST: f64 = 4.0;
-/// Messages from one trial to the next at least, and if another way has become the faster one.
+/// Messages before the first trial; and from one trial to the next, at least, if another way has become the faster one meanwhile.
 const SOON: (u64, u64) = (256, 512);
 /// A way is given up if it fails twice in so many messages.
 const FAILS: u32 = 8;
@@ -51,7 +51,7 @@ const ODD_SHARE: u32 = 32;
 const MOST_ODD: u32 = 128 * ODD_SHARE;
 /// Messages over which the mean goes once odd ones count.
 const MEAN_OF: f64 = 16.0;
-/// The same where a trial is one message, by pages: at first, and at most.
+/// Messages from one trial by pages to the next, at first and at most.
 const RETRY: (u64, u64) = (64, 4096);
 
 /// A way of long messages.
@@ -94,8 +94,8 @@ pub(super) struct Measured {
     choice: Choice,
     pub(super) way: Way,
     begin: Instant,
-    /// The turn that it is part of, and whether it counts there.
-    turn: u64,
+    /// The streak that it is part of, and whether it counts there.
+    streak: u64,
     counts: bool,
     /// Whether it is one of several at a time.
     is_dense: bool,
@@ -198,7 +198,7 @@ impl Took {
 
 /// Messages that come by the same way and are measured together.
 #[derive(Debug, Clone, Copy, Default)]
-struct Turn {
+struct Streak {
     /// From 1.
     number: u64,
     /// None if it has ended.
@@ -220,14 +220,14 @@ struct Turn {
     counted: Took,
 }
 
-impl Turn {
+impl Streak {
     /// Whether it has the next message, too.
     fn goes_on(&self) -> bool {
-        let (messages, bytes) = TURN[usize::from(self.number > TRIALS.into())];
+        let (messages, bytes) = STREAK[usize::from(self.number > TRIALS.into())];
         self.way.is_some()
             && !self.is_too_long
             && match self.trial {
-                // All of those that overlap, so that it says as much as other turns.
+                // All of those that overlap, so that it says as much as other streaks.
                 Some(trial) => self.asked < trial || self.open > 0 && self.asked < trial + OVERLAP.min(trial),
                 // What has come, since much more may be under way.
                 None => self.open > 0 && self.came.0 < messages && self.came.1 < bytes,
@@ -239,9 +239,9 @@ impl Turn {
 #[derive(Debug, Clone, Copy, Default)]
 struct Class {
     messages: u64,
-    /// This turn, and the one before as long as messages of that are under way.
-    turn: Turn,
-    last: Option<Turn>,
+    /// This streak, and the one before as long as messages of that are under way.
+    streak: Streak,
+    last: Option<Streak>,
     /// How many of the next messages do not count.
     settling: u64,
     /// Trials that said nothing.
@@ -268,55 +268,62 @@ struct Class {
 impl Class {
     /// The next message, which is asked for now.
     fn begin(&mut self, choice: Choice, begin: Instant, is_dense: bool) -> Measured {
-        // By pages each message is a turn.
-        if choice.one_copy == Way::Pages || !self.turn.goes_on() {
-            self.next_turn(choice);
+        // By pages each message is a streak.
+        if choice.one_copy == Way::Pages || !self.streak.goes_on() {
+            self.next_streak(choice);
         }
-        let turn = &mut self.turn;
-        let is_idle = turn.open == 0 && self.last.is_none();
-        let counts = match turn.trial {
+        let streak = &mut self.streak;
+        let is_idle = streak.open == 0 && self.last.is_none();
+        let counts = match streak.trial {
             Some(trial) => {
-                turn.counting > 0
-                    || turn.asked
+                streak.counting > 0
+                    || streak.asked
                         >= if is_idle { trial - trial.div_ceil(4) } else { trial - trial.div_ceil(8) }
             }
             None => self.settling == 0,
         };
-        turn.is_part |= counts && turn.counting == 0 && !is_idle;
+        streak.is_part |= counts && streak.counting == 0 && !is_idle;
         self.settling = self.settling.saturating_sub(1);
         self.messages += 1;
-        turn.asked += 1;
-        turn.counting += u64::from(counts);
-        turn.open += 1;
-        Measured { choice, way: turn.way.unwrap_or(Way::Copy), begin, turn: turn.number, counts, is_dense }
+        streak.asked += 1;
+        streak.counting += u64::from(counts);
+        streak.open += 1;
+        Measured {
+            choice,
+            way: streak.way.unwrap_or(Way::Copy),
+            begin,
+            streak: streak.number,
+            counts,
+            is_dense,
+        }
     }
 
-    fn next_turn(&mut self, choice: Choice) {
-        let turn = self.turn;
-        if turn.way.is_some() {
-            if turn.open > 0 {
-                let before = self.last.replace(turn);
+    fn next_streak(&mut self, choice: Choice) {
+        let streak = self.streak;
+        if streak.way.is_some() {
+            if streak.open > 0 {
+                let before = self.last.replace(streak);
                 before.into_iter().for_each(|before| self.finish(before));
             } else {
-                self.finish(turn);
+                self.finish(streak);
             }
         }
-        self.turn = Turn { number: turn.number + 1, ..Turn::default() };
+        self.streak = Streak { number: streak.number + 1, ..Streak::default() };
         let way = self.choose(choice);
-        self.turn.way = Some(way);
+        self.streak.way = Some(way);
         // The caches are those of the way before.
-        if turn.trial.is_some() {
-            self.settling = turn.asked / 2;
-        } else if self.turn.number <= self.first_turns() {
-            self.settling = if turn.open > 0 { (UNCOUNTED / choice.len.max(1)).max(1) } else { 0 };
+        if streak.trial.is_some() {
+            self.settling = streak.asked / 2;
+        } else if self.streak.number <= self.first_streaks() {
+            self.settling = if streak.open > 0 { (UNCOUNTED / choice.len.max(1)).max(1) } else { 0 };
         }
     }
 
-    /// The way of this turn; says in it whether it is a trial.
+    /// The way of this streak; says in it whether it is a trial.
     fn choose(&mut self, choice: Choice) -> Way {
         let (number, one_copy) = (self.messages, choice.one_copy);
-        if self.turn.number <= self.first_turns() {
-            return if self.turn.number.is_multiple_of(2) { one_copy } else { Way::Copy };
+        if self.streak.number <= self.first_streaks() {
+            return if self.streak.number.is_multiple_of(2) { one_copy } else { Way::Copy };
         }
         let (way, other) = match self.costs.map(|cost| cost.ns) {
             [Some(copy), Some(other)] if other < copy * one_copy.favour() => (one_copy, Way::Copy),
@@ -339,7 +346,7 @@ impl Class {
         }
         let is_one = one_copy == Way::Pages;
         let trial = if is_one { 1 } else { TRIAL.0.min(TRIAL.1 / choice.len.max(1)).max(2) };
-        self.turn.trial = Some(trial);
+        self.streak.trial = Some(trial);
         self.tried = number;
         if !std::mem::take(&mut self.is_more) {
             self.more = (self.gap / 8).min(MORE_TRIALS);
@@ -350,7 +357,7 @@ impl Class {
     }
 
     /// Turns in which the ways alternate.
-    fn first_turns(&self) -> u64 {
+    fn first_streaks(&self) -> u64 {
         u64::from(TRIALS) + 2 * self.unfit
     }
 
@@ -367,65 +374,65 @@ impl Class {
         if message.way != Way::Copy {
             self.fails = self.fails.saturating_sub(1);
         }
-        let is_last = self.last.is_some_and(|last| last.number == message.turn);
-        let turn = match &mut self.last {
+        let is_last = self.last.is_some_and(|last| last.number == message.streak);
+        let streak = match &mut self.last {
             Some(last) if is_last => last,
-            _ if self.turn.number == message.turn => &mut self.turn,
+            _ if self.streak.number == message.streak => &mut self.streak,
             _ => return,
         };
-        turn.open = turn.open.saturating_sub(1);
-        turn.ended += 1;
+        streak.open = streak.open.saturating_sub(1);
+        streak.ended += 1;
         if message.counts {
-            turn.came = (turn.came.0 + 1, turn.came.1.saturating_add(len));
+            streak.came = (streak.came.0 + 1, streak.came.1.saturating_add(len));
         }
         let usual = self.faster.and_then(|faster| self.costs[faster.place()].ns).unwrap_or(f64::INFINITY);
         if let Some(took) = took {
-            let most = if turn.trial.is_some() { MOST * usual } else { f64::INFINITY };
-            turn.all = turn.all.and(took, most);
+            let most = if streak.trial.is_some() { MOST * usual } else { f64::INFINITY };
+            streak.all = streak.all.and(took, most);
             if message.counts {
-                turn.counted = turn.counted.and(took, most);
+                streak.counted = streak.counted.and(took, most);
             }
         }
-        let turn = *turn;
+        let streak = *streak;
         if is_last {
-            if turn.open == 0 {
+            if streak.open == 0 {
                 self.last = None;
-                self.finish(turn);
+                self.finish(streak);
             }
             return;
         }
-        if let Some(trial) = turn.trial {
-            self.turn.is_too_long = 4 * turn.ended >= trial && turn.all.each() > TOO_LONG * usual;
+        if let Some(trial) = streak.trial {
+            self.streak.is_too_long = 4 * streak.ended >= trial && streak.all.each() > TOO_LONG * usual;
         }
-        if turn.open == 0 && !self.turn.goes_on() {
-            self.turn.way = None;
+        if streak.open == 0 && !self.streak.goes_on() {
+            self.streak.way = None;
             // The end of those that overlap says less than they all do.
-            let counted = if turn.trial.is_some() && turn.is_part { turn.all } else { turn.counted };
-            self.finish(Turn { counted, ..turn });
+            let counted = if streak.trial.is_some() && streak.is_part { streak.all } else { streak.counted };
+            self.finish(Streak { counted, ..streak });
         }
     }
 
-    /// All messages of a turn have ended, or as many as will be heard of.
-    fn finish(&mut self, turn: Turn) {
-        let Some(way) = turn.way else { return };
-        let of = if turn.counted.bytes > 0 || turn.trial.is_none() { turn.counted } else { turn.all };
+    /// All messages of a streak have ended, or as many as will be heard of.
+    fn finish(&mut self, streak: Streak) {
+        let Some(way) = streak.way else { return };
+        let of = if streak.counted.bytes > 0 || streak.trial.is_none() { streak.counted } else { streak.all };
         let (ns, cost) = (of.each(), &mut self.costs[way.place()]);
         if of.bytes == 0 {
             return;
         }
         match cost.ns {
             // What was known is old, and of caches that were not used to it.
-            Some(old) if turn.trial.is_some() && ns < old => {
+            Some(old) if streak.trial.is_some() && ns < old => {
                 *cost = Cost::of(ns);
                 self.look_whether_changed(way, old, ns);
             }
-            None if turn.trial.is_some() => *cost = Cost::of(ns),
-            Some(_) if turn.trial.is_none() && turn.asked > 1 => cost.follow(ns),
+            None if streak.trial.is_some() => *cost = Cost::of(ns),
+            Some(_) if streak.trial.is_none() && streak.asked > 1 => cost.follow(ns),
             _ => self.learn(way, ns, false),
         }
     }
 
-    /// A message, or a turn of them, has cost `ns` a byte.
+    /// A message, or a streak of them, has cost `ns` a byte.
     fn learn(&mut self, way: Way, ns: f64, is_odd: bool) {
         let cost = &mut self.costs[way.place()];
         if is_odd {
@@ -434,7 +441,7 @@ impl Class {
                 cost.weigh(ns);
             }
             // While ways are tried, another message is tried in its place.
-            if self.turn.number < self.first_turns() {
+            if self.streak.number < self.first_streaks() {
                 self.unfit += u64::from(self.unfit < MORE_TRIALS);
             } else if self.faster == Some(Way::Copy) && self.more > 0 {
                 (self.more, self.is_more, self.retry) = (self.more - 1, true, self.messages);
@@ -477,7 +484,7 @@ pub(super) struct Ways {
     resident: Option<Box<[Lengths; CLASSES]>>,
     others: Option<Box<[Lengths; CLASSES]>>,
     under_way: u64,
-    /// Whether another message followed the last that came after a pause.
+    /// Whether the last message that came after a pause was followed by another one without a pause.
     is_dense: bool,
     /// When the last one ended, and how long it took.
     last_end: Option<Instant>,
@@ -519,7 +526,8 @@ impl Ways {
         self.lengths(choice)[usize::from(is_dense)].begin(choice, now, is_dense)
     }
 
-    /// Whether the next message, which is asked for now, is one of several at a time. Of the first that depends on those before it.
+    /// Whether the next message, which is asked for now, is one of several at a time. The first of several is taken for one if the last first
+    /// was.
     fn next_is_dense(&mut self, now: Instant) -> bool {
         let pause = self.last_end.map_or(u128::MAX, |end| now.saturating_duration_since(end).as_nanos());
         if self.under_way > 0 || pause < u128::from(self.last_ns / PAUSE) {
@@ -549,11 +557,11 @@ impl Ways {
         ns
     }
 
-    /// Whether most messages like this one come another way, and not many now, as a trial.
+    /// Whether it is a single message, and most others like it come another way. Those of a long trial are not single.
     pub(super) fn is_rare(&mut self, message: &Measured) -> bool {
         let class = self.class(message);
         class.faster.is_some_and(|faster| faster != message.way)
-            && class.turn.trial.is_none_or(|messages| messages == 1)
+            && class.streak.trial.is_none_or(|messages| messages == 1)
     }
 
     /// A message has ended well, in circumstances from which nothing is learnt; gives how many nanoseconds it took.
@@ -576,8 +584,8 @@ impl Ways {
         }
         class.fails = FAILS;
         class.costs[message.way.place()] = Cost::of(f64::INFINITY);
-        // Neither of the messages that were asked for before is anything learnt.
-        class.turn.way = class.turn.way.filter(|way| *way != message.way);
+        // Nothing is learnt from messages that were asked for before.
+        class.streak.way = class.streak.way.filter(|way| *way != message.way);
         class.last = class.last.filter(|last| last.way != Some(message.way));
     }
 }
@@ -612,7 +620,7 @@ mod tests {
     #[test]
     fn the_faster_way_is_taken_and_the_other_is_tried_again() {
         let mut ways = Ways::default();
-        assert_eq!(run(&mut ways, TRIALS, 100_000, [100, 200]), TRIALS / 2, "turns");
+        assert_eq!(run(&mut ways, TRIALS, 100_000, [100, 200]), TRIALS / 2, "in turn");
         for count in [320, 4096] {
             assert_eq!(run(&mut ways, count, 100_000, [100, 200]), 64, "a trial, and the next much later");
         }
@@ -678,7 +686,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_without_an_end_has_turns() {
+    fn a_stream_without_an_end_has_streaks() {
         // Sixteen messages are under way all the time. After one of the other way the next is quicker, whatever its own.
         for (ns, expected) in [([20_000, 10_000], 95..=100), ([10_000, 20_000], 0..=5)] {
             let (mut ways, mut now) = (Ways::default(), Instant::now());
@@ -886,7 +894,7 @@ mod tests {
             let at = begin + Duration::from_nanos(if i == 1 { len } else { (i + 10) * len });
             let choice = Choice { len, one_copy: Way::Pages };
             ways.ended_at(
-                Measured { choice, way, begin, turn: 0, counts: true, is_dense: false },
+                Measured { choice, way, begin, streak: 0, counts: true, is_dense: false },
                 is_odd,
                 at,
             );
