@@ -2,10 +2,14 @@
 //! lengths, and for what lies in memory of the region separately.
 //!
 //! The receiver chooses and measures. A message counts from when it was asked for, or from when the last one ended if that is
-//! later: of messages that overlap each counts the time that it adds. One of these says little: the first of them adds what all have
-//! to wait for, and while the receiver copies one by itself the sender fills chunks for the next. So messages that overlap have the
-//! same way and are measured together, as one *streak*, as for the depth of pipelines ([`super::depth`]). Where pages may be granted
-//! each message is a streak of its own, since not all of those say something.
+//! later: of messages that overlap each counts the time that it adds. The time between two of them counts as well, as much as the message
+//! takes at most: in two copies a sender goes on while its receiver still copies, and with one copy it goes on after that, so what a sender has
+//! to do until its next message is seen by the receiver as a longer wait for that.
+//!
+//! One message says little: the first of several adds what all have to wait for, while the receiver copies one by itself the sender
+//! fills chunks for the next, and caches are those of the way before. So messages have the same way and are measured together, as one *streak*,
+//! as for the depth of pipelines ([`super::depth`]). Of messages by pages those do not count that cost what the next one of the same
+//! buffer will not, unless there are many of them.
 //!
 //! At first the ways alternate, and the first streak of each is not measured, since memory is touched and the sender's process looked
 //! up there. From then on the way that was faster has almost all messages; the other is tried again after 256 of them, and then
@@ -14,7 +18,7 @@
 //! the end counts, and it is given up if it takes far longer than the usual way. What is faster depends on caches, on where the two
 //! processes run, and on what they do, so no number here is one of a machine.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use isthmus_region::counters::Counter;
 
@@ -22,12 +26,13 @@ use super::attach;
 
 /// Classes of lengths: the first ends at [`attach::LEAST`], and each other but the last reaches to four times the one before.
 pub(super) const CLASSES: usize = 9;
-/// Turns of a class in which the ways alternate, however they fare.
+/// Streaks of a class in which the ways alternate, however they fare.
 const TRIALS: u32 = 8;
-/// Messages and bytes that count after which a streak ends although messages overlap: while the ways alternate, and later.
-const STREAK: [(u64, u64); 2] = [(16, 4 << 20), (u64::MAX, 8 << 20)];
-/// Bytes that do not count at the beginning of one of the first streaks if that overlaps the one before it.
-const UNCOUNTED: u64 = 1 << 20;
+/// Messages and bytes that count after which a streak ends: of messages that come one at a time and of others, while the ways
+/// alternate and later.
+const STREAK: [[(u64, u64); 2]; 2] = [[(4, 4 << 20), (64, 8 << 20)], [(16, 4 << 20), (u64::MAX, 8 << 20)]];
+/// Bytes that do not count at the beginning of one of the first streaks, of messages that come one at a time and of others.
+const UNCOUNTED: [u64; 2] = [256 << 10, 1 << 20];
 /// Messages and bytes of a trial, at most, and how small a part of all messages trials are once there has been one.
 const TRIAL: (u64, u64) = (64, 64 << 20);
 const RARE: u64 = 64;
@@ -43,16 +48,16 @@ const SOON: (u64, u64) = (256, 512);
 const FAILS: u32 = 8;
 /// Messages follow each other if there is less between them than such a part of the time that one takes.
 const PAUSE: u64 = 8;
-/// Trials by pages, at most, that are made once more, since the buffer had not come back.
-const MORE_TRIALS: u64 = 32;
-/// One odd message ([`Ways::ended`]) in so many does not count, nor do the first [`MOST_ODD`] beyond that; both are counted in parts, of
-/// which each odd message takes as many as others give back.
+/// Streaks by pages, at most, that are followed by another one where the ways alternate, and trials, since no buffer had come back.
+const MORE: (u64, u64) = (8, 2);
+/// One odd message ([`Ways::ended`]) in so many does not count, nor do the first ones beyond that: so many messages, or so many bytes if
+/// that is more. Both are counted in parts, of which each odd message takes as many as others give back.
 const ODD_SHARE: u32 = 32;
-const MOST_ODD: u32 = 128 * ODD_SHARE;
+const ODD: (u64, u64) = (128, 96 << 20);
 /// Messages over which the mean goes once odd ones count.
 const MEAN_OF: f64 = 16.0;
-/// Messages from one trial by pages to the next, at first and at most.
-const RETRY: (u64, u64) = (64, 4096);
+/// Messages from one trial to the next, at most, if trials are not so rare already.
+const RETRY: u64 = 4096;
 
 /// A way of long messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,6 +104,8 @@ pub(super) struct Measured {
     counts: bool,
     /// Whether it is one of several at a time.
     is_dense: bool,
+    /// Nanoseconds between it and the one before.
+    gap: u64,
 }
 
 impl Measured {
@@ -165,11 +172,11 @@ impl Cost {
         });
     }
 
-    /// The same, where each message counts as much as the others.
-    fn weigh(&mut self, ns: f64) {
+    /// The same of so many messages, where each counts as much as the others.
+    fn weigh(&mut self, ns: f64, messages: u64) {
         self.seen = self.seen.saturating_add(1);
         self.ns = Some(match self.ns {
-            Some(old) if old.is_finite() => old + (ns - old) / MEAN_OF,
+            Some(old) if old.is_finite() => old + (ns - old) * (messages as f64 / MEAN_OF).min(0.5),
             _ => ns,
         });
     }
@@ -201,6 +208,8 @@ impl Took {
 struct Streak {
     /// From 1.
     number: u64,
+    /// Of messages that are several at a time.
+    is_dense: bool,
     /// None if it has ended.
     way: Option<Way>,
     /// How many messages it is to have if it is a trial; and whether it has taken too long.
@@ -215,7 +224,9 @@ struct Streak {
     /// Messages that have ended, and messages and bytes that count of these.
     ended: u64,
     came: (u64, u64),
-    /// Bytes that have come and the nanoseconds that they took, of all and of what counts.
+    /// Odd messages that have come.
+    odd: u64,
+    /// Bytes that have come and the nanoseconds that they took, of all but odd messages that do not count, and of what counts.
     all: Took,
     counted: Took,
 }
@@ -223,14 +234,14 @@ struct Streak {
 impl Streak {
     /// Whether it has the next message, too.
     fn goes_on(&self) -> bool {
-        let (messages, bytes) = STREAK[usize::from(self.number > TRIALS.into())];
+        let (messages, bytes) = STREAK[usize::from(self.is_dense)][usize::from(self.number > TRIALS.into())];
         self.way.is_some()
             && !self.is_too_long
             && match self.trial {
                 // All of those that overlap, so that it says as much as other streaks.
                 Some(trial) => self.asked < trial || self.open > 0 && self.asked < trial + OVERLAP.min(trial),
                 // What has come, since much more may be under way.
-                None => self.open > 0 && self.came.0 < messages && self.came.1 < bytes,
+                None => self.came.0 < messages && self.came.1 < bytes,
             }
     }
 }
@@ -244,13 +255,14 @@ struct Class {
     last: Option<Streak>,
     /// How many of the next messages do not count.
     settling: u64,
-    /// Trials that said nothing.
+    /// Streaks that said nothing while the ways alternated.
     unfit: u64,
-    /// How many more of the trial that is made now may say nothing, each of which is followed by another one; whether the next is such.
+    /// How many more trials may say nothing, each of which is followed by another one; whether the next is such.
     more: u64,
     is_more: bool,
-    /// Parts that odd messages have taken, and others not given back.
+    /// Parts that odd messages have taken, and others not given back; and how many do not count.
     odd: u32,
+    most_odd: u32,
     /// By way.
     costs: [Cost; 2],
     /// The way that was faster when a message last had the choice, and the message from which on it was; the message with which the other
@@ -267,11 +279,12 @@ struct Class {
 
 impl Class {
     /// The next message, which is asked for now.
-    fn begin(&mut self, choice: Choice, begin: Instant, is_dense: bool) -> Measured {
-        // By pages each message is a streak.
-        if choice.one_copy == Way::Pages || !self.streak.goes_on() {
-            self.next_streak(choice);
+    fn begin(&mut self, choice: Choice, begin: Instant, gap: u64, is_dense: bool) -> Measured {
+        if !self.streak.goes_on() {
+            self.next_streak(choice, is_dense);
         }
+        let most_odd = ODD.0.max(ODD.1 / choice.len.max(1));
+        self.most_odd = u32::try_from(most_odd).unwrap_or(u32::MAX).saturating_mul(ODD_SHARE);
         let streak = &mut self.streak;
         let is_idle = streak.open == 0 && self.last.is_none();
         let counts = match streak.trial {
@@ -295,10 +308,11 @@ impl Class {
             streak: streak.number,
             counts,
             is_dense,
+            gap,
         }
     }
 
-    fn next_streak(&mut self, choice: Choice) {
+    fn next_streak(&mut self, choice: Choice, is_dense: bool) {
         let streak = self.streak;
         if streak.way.is_some() {
             if streak.open > 0 {
@@ -308,14 +322,22 @@ impl Class {
                 self.finish(streak);
             }
         }
-        self.streak = Streak { number: streak.number + 1, ..Streak::default() };
+        self.streak = Streak { number: streak.number + 1, is_dense, ..Streak::default() };
         let way = self.choose(choice);
         self.streak.way = Some(way);
         // The caches are those of the way before.
         if streak.trial.is_some() {
             self.settling = streak.asked / 2;
         } else if self.streak.number <= self.first_streaks() {
-            self.settling = if streak.open > 0 { (UNCOUNTED / choice.len.max(1)).max(1) } else { 0 };
+            // Of several at a time the first one adds what all wait for, unless others are under way.
+            let settling = UNCOUNTED[usize::from(is_dense)] / choice.len.max(1);
+            self.settling = if streak.open > 0 {
+                settling.max(1)
+            } else if is_dense {
+                0
+            } else {
+                settling
+            };
         }
     }
 
@@ -332,31 +354,27 @@ impl Class {
         if self.faster != Some(way) {
             // If it changes back and forth, trials stay as rare as they were.
             if number - self.since >= self.gap {
-                self.gap = if one_copy == Way::Pages { RETRY.0 } else { SOON.0 };
+                self.gap = SOON.0;
             }
             (self.faster, self.since) = (Some(way), number);
-            self.retry = number + self.gap;
-            if one_copy != Way::Pages {
-                // The usual way may have cost more for a while only.
-                self.retry = self.retry.min((number + TRIAL.0).max(self.tried + SOON.1));
-            }
+            // The usual way may have cost more for a while only.
+            self.retry = (number + self.gap).min((number + TRIAL.0).max(self.tried + SOON.1));
         }
         if number < self.retry {
             return way;
         }
-        let is_one = one_copy == Way::Pages;
-        let trial = if is_one { 1 } else { TRIAL.0.min(TRIAL.1 / choice.len.max(1)).max(2) };
+        let trial = TRIAL.0.min(TRIAL.1 / choice.len.max(1)).max(2);
         self.streak.trial = Some(trial);
         self.tried = number;
         if !std::mem::take(&mut self.is_more) {
-            self.more = (self.gap / 8).min(MORE_TRIALS);
-            self.gap = (2 * self.gap).min(RETRY.1).max(if is_one { 0 } else { RARE * trial });
+            self.more = MORE.1;
+            self.gap = (2 * self.gap).min(RETRY).max(RARE * trial);
         }
         self.retry = number + self.gap;
         other
     }
 
-    /// Turns in which the ways alternate.
+    /// Streaks in which the ways alternate.
     fn first_streaks(&self) -> u64 {
         u64::from(TRIALS) + 2 * self.unfit
     }
@@ -364,12 +382,12 @@ impl Class {
     /// A message has ended, in `ns` nanoseconds if something is learnt from it.
     fn ended(&mut self, message: &Measured, ns: Option<u64>, is_odd: bool) {
         let len = message.choice.len;
-        let took = ns.map(|ns| Took { bytes: len, ns: ns as f64 });
-        if message.choice.one_copy == Way::Pages {
-            if let Some(took) = took {
-                self.learn(message.way, took.each(), is_odd);
-            }
-            return;
+        let mut took = ns.map(|ns| Took { bytes: len, ns: ns as f64 });
+        if is_odd {
+            self.odd = (self.odd + ODD_SHARE - 1).min(self.most_odd.saturating_mul(2));
+            took = took.filter(|_| self.odd > self.most_odd);
+        } else if message.way == Way::Pages {
+            self.odd = self.odd.saturating_sub(1);
         }
         if message.way != Way::Copy {
             self.fails = self.fails.saturating_sub(1);
@@ -382,12 +400,15 @@ impl Class {
         };
         streak.open = streak.open.saturating_sub(1);
         streak.ended += 1;
+        streak.odd += u64::from(is_odd);
         if message.counts {
             streak.came = (streak.came.0 + 1, streak.came.1.saturating_add(len));
         }
         let usual = self.faster.and_then(|faster| self.costs[faster.place()].ns).unwrap_or(f64::INFINITY);
         if let Some(took) = took {
-            let most = if streak.trial.is_some() { MOST * usual } else { f64::INFINITY };
+            // Of several at a time one may take long that the others wait for, too.
+            let is_short = streak.trial.is_some() || !streak.is_dense;
+            let most = if is_short { MOST * usual } else { f64::INFINITY };
             streak.all = streak.all.and(took, most);
             if message.counts {
                 streak.counted = streak.counted.and(took, most);
@@ -416,10 +437,16 @@ impl Class {
     fn finish(&mut self, streak: Streak) {
         let Some(way) = streak.way else { return };
         let of = if streak.counted.bytes > 0 || streak.trial.is_none() { streak.counted } else { streak.all };
-        let (ns, cost) = (of.each(), &mut self.costs[way.place()]);
         if of.bytes == 0 {
+            if streak.odd > 0 {
+                self.wait_for_buffers(&streak);
+            }
             return;
         }
+        let ns = of.each();
+        let is_first = streak.number <= self.first_streaks();
+        let is_dear = way == Way::Pages && self.odd > self.most_odd;
+        let cost = &mut self.costs[way.place()];
         match cost.ns {
             // What was known is old, and of caches that were not used to it.
             Some(old) if streak.trial.is_some() && ns < old => {
@@ -427,47 +454,35 @@ impl Class {
                 self.look_whether_changed(way, old, ns);
             }
             None if streak.trial.is_some() => *cost = Cost::of(ns),
-            Some(_) if streak.trial.is_none() && streak.asked > 1 => cost.follow(ns),
-            _ => self.learn(way, ns, false),
+            // Once the way is not taken, what is tried seldom says more.
+            Some(old) if is_dear && (streak.odd > 0 || self.faster == Some(way)) => {
+                // One that has to wait for a processor counts no more than twice, as of other ways.
+                let most = if streak.odd > 0 || !old.is_finite() { ns } else { 2.0 * old };
+                cost.weigh(ns.min(most), streak.ended);
+            }
+            Some(_) if !is_first && streak.trial.is_none() && streak.asked > 1 => cost.follow(ns),
+            before => {
+                cost.add(ns);
+                if let Some(before) = before {
+                    self.look_whether_changed(way, before, ns);
+                }
+            }
         }
     }
 
-    /// A message, or a streak of them, has cost `ns` a byte.
-    fn learn(&mut self, way: Way, ns: f64, is_odd: bool) {
-        let cost = &mut self.costs[way.place()];
-        if is_odd {
-            self.odd = (self.odd + ODD_SHARE - 1).min(2 * MOST_ODD);
-            if self.odd > MOST_ODD {
-                cost.weigh(ns);
-            }
-            // While ways are tried, another message is tried in its place.
-            if self.streak.number < self.first_streaks() {
-                self.unfit += u64::from(self.unfit < MORE_TRIALS);
-            } else if self.faster == Some(Way::Copy) && self.more > 0 {
-                (self.more, self.is_more, self.retry) = (self.more - 1, true, self.messages);
-            }
-            return;
-        }
-        if way == Way::Pages {
-            self.odd = self.odd.saturating_sub(1);
-            // Once the way is not taken, what is tried seldom says more.
-            if self.odd > MOST_ODD && self.faster == Some(way) {
-                // One that has to wait for a processor counts no more than twice, as of other ways.
-                cost.weigh(cost.ns.filter(|old| old.is_finite()).map_or(ns, |old| ns.min(2.0 * old)));
-                return;
-            }
-        }
-        let before = cost.ns;
-        cost.add(ns);
-        if let Some(before) = before {
-            self.look_whether_changed(way, before, ns);
+    /// No buffer of a streak has come back: another streak is tried in its place.
+    fn wait_for_buffers(&mut self, streak: &Streak) {
+        if streak.number <= self.first_streaks() {
+            self.unfit += u64::from(self.unfit < MORE.0);
+        } else if streak.trial.is_some() && self.more > 0 {
+            (self.more, self.is_more, self.retry) = (self.more - 1, true, self.messages);
         }
     }
 
     /// The way that is not taken has become much faster: soon it is tried again.
     fn look_whether_changed(&mut self, way: Way, before: f64, ns: f64) {
         if self.faster.is_some_and(|faster| faster != way) && ns < 0.75 * before {
-            self.gap = if way == Way::Pages { RETRY.0 } else { SOON.0 };
+            self.gap = SOON.0;
             self.retry = self.messages + self.gap;
         }
     }
@@ -495,7 +510,11 @@ pub(super) struct Ways {
 pub(super) fn added(last_end: &mut Option<Instant>, begin: Instant, now: Instant) -> u64 {
     let begin = last_end.map_or(begin, |last| last.max(begin));
     *last_end = Some(now);
-    u64::try_from(now.saturating_duration_since(begin).as_nanos()).unwrap_or(u64::MAX)
+    nanoseconds(now.saturating_duration_since(begin))
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The class of a length.
@@ -520,17 +539,19 @@ impl Ways {
     }
 
     fn begin_at(&mut self, choice: Choice, now: Instant) -> Measured {
-        // By pages each message is measured by itself.
-        let is_dense = self.next_is_dense(now) && choice.one_copy != Way::Pages;
+        let gap = match self.last_end {
+            Some(end) if self.under_way == 0 => nanoseconds(now.saturating_duration_since(end)),
+            _ => 0,
+        };
+        let is_dense = self.next_is_dense(gap);
         self.under_way += 1;
-        self.lengths(choice)[usize::from(is_dense)].begin(choice, now, is_dense)
+        self.lengths(choice)[usize::from(is_dense)].begin(choice, now, gap, is_dense)
     }
 
     /// Whether the next message, which is asked for now, is one of several at a time. The first of several is taken for one if the last first
     /// was.
-    fn next_is_dense(&mut self, now: Instant) -> bool {
-        let pause = self.last_end.map_or(u128::MAX, |end| now.saturating_duration_since(end).as_nanos());
-        if self.under_way > 0 || pause < u128::from(self.last_ns / PAUSE) {
+    fn next_is_dense(&mut self, gap: u64) -> bool {
+        if self.under_way > 0 || self.last_end.is_some() && gap < self.last_ns / PAUSE {
             self.is_dense = true;
             return true;
         }
@@ -553,15 +574,15 @@ impl Ways {
 
     fn ended_at(&mut self, message: Measured, is_odd: bool, now: Instant) -> u64 {
         let ns = self.over(&message, now);
-        self.class(&message).ended(&message, Some(ns), is_odd && message.way == Way::Pages);
+        let counts = ns.saturating_add(message.gap.min(ns));
+        self.class(&message).ended(&message, Some(counts), is_odd && message.way == Way::Pages);
         ns
     }
 
     /// Whether it is a single message, and most others like it come another way. Those of a long trial are not single.
     pub(super) fn is_rare(&mut self, message: &Measured) -> bool {
         let class = self.class(message);
-        class.faster.is_some_and(|faster| faster != message.way)
-            && class.streak.trial.is_none_or(|messages| messages == 1)
+        class.faster.is_some_and(|faster| faster != message.way) && class.streak.trial.is_none()
     }
 
     /// A message has ended well, in circumstances from which nothing is learnt; gives how many nanoseconds it took.
@@ -592,8 +613,6 @@ impl Ways {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     const PAGES: Choice = Choice { len: 100_000, one_copy: Way::Pages };
@@ -620,15 +639,15 @@ mod tests {
     #[test]
     fn the_faster_way_is_taken_and_the_other_is_tried_again() {
         let mut ways = Ways::default();
-        assert_eq!(run(&mut ways, TRIALS, 100_000, [100, 200]), TRIALS / 2, "in turn");
-        for count in [320, 4096] {
+        assert_eq!(run(&mut ways, 6 * TRIALS, 100_000, [100, 200]), 3 * TRIALS, "in turn");
+        for count in [320, 4160] {
             assert_eq!(run(&mut ways, count, 100_000, [100, 200]), 64, "a trial, and the next much later");
         }
         // It has become the faster one, as where a process was moved to another processor.
         let attached = run(&mut ways, 8000, 100_000, [100, 50]);
         assert!(attached > 3000, "{attached}");
         assert!(run(&mut ways, 640, 100_000, [100, 50]) >= 640 - 64);
-        assert_eq!(run(&mut ways, TRIALS, 1 << 20, [100, 300]), TRIALS / 2, "another class");
+        assert_eq!(run(&mut ways, 4 * TRIALS, 1 << 20, [100, 300]), 2 * TRIALS, "another class");
         assert_eq!(run(&mut ways, 4096, 1 << 20, [100, 300]), 16, "given up early");
         assert!(run(&mut ways, 64, 70_000, [100, 50]) > 60, "the first class has kept its own");
     }
@@ -749,6 +768,36 @@ mod tests {
     }
 
     #[test]
+    fn what_keeps_the_next_message_back_counts() {
+        // One at a time. In one copy each is faster, but its sender goes on after that only; with so much between them whatever the way.
+        let share = |between: fn(u32) -> u64| -> u32 {
+            let (mut ways, mut now, mut attached) = (Ways::default(), Instant::now(), 0);
+            for i in 0..6000 {
+                let message = ways.begin_at(to_attach(100_000), now);
+                now += Duration::from_nanos([87_000, 67_000][message.way.place()]);
+                ways.ended_at(message, false, now);
+                attached += u32::from(i >= 3000 && message.way == Way::Attach);
+                let most = [14_000, 63_000][message.way.place()];
+                now += Duration::from_nanos(between(i).max(most));
+            }
+            attached / 30
+        };
+        let all = share(|_| 0);
+        assert!(all < 5, "{all} of 100 where it is slower altogether");
+        // Where the receiver comes late, or some of its messages do, that is hidden.
+        let some: [fn(u32) -> u64; 4] = [
+            |_| 10_000_000,
+            |_| 100_000,
+            |i| if i.is_multiple_of(2) { 10_000_000 } else { 70_000 },
+            |i| if i.is_multiple_of(16) { 1_000_000 } else { 70_000 },
+        ];
+        for (n, between) in some.into_iter().enumerate() {
+            let all = share(between);
+            assert!(all > 95, "{n}: {all} of 100");
+        }
+    }
+
+    #[test]
     fn one_message_that_waits_for_a_processor_changes_nothing() {
         let mut ways = Ways::default();
         run(&mut ways, 100, 100_000, [100, 200]);
@@ -763,7 +812,14 @@ mod tests {
     #[test]
     fn a_message_that_waited_for_another_counts_from_the_end_of_that() {
         let (mut ways, len) = (Ways::default(), attach::LEAST);
-        (0..3).for_each(|_| _ = ask(&mut ways, 5, to_attach(len), |_, _| len));
+        let mut now = Instant::now();
+        for _ in 0..6 {
+            let messages: Vec<Measured> = (0..50).map(|_| ways.begin_at(to_attach(len), now)).collect();
+            for message in messages {
+                now += Duration::from_nanos(len);
+                ways.ended_at(message, false, now);
+            }
+        }
         assert_eq!(ways.lengths(to_attach(len))[1].costs[0].ns, Some(1.0));
     }
 
@@ -773,7 +829,7 @@ mod tests {
         let several = |ways: &mut Ways, count: u32| -> u32 {
             (0..count / 4).map(|_| ask(ways, 4, choice, |_, way| [100_000, 50_000][way.place()])).sum()
         };
-        several(&mut ways, 64);
+        several(&mut ways, 200);
         let mut now = ways.last_end.unwrap();
         let [message, second, late] = [0; 3].map(|_| ways.begin_at(choice, now));
         assert_eq!([message, second, late].map(|message| message.way), [Way::Attach; 3]);
@@ -821,15 +877,15 @@ mod tests {
     #[test]
     fn what_it_takes_to_grant_pages_once_does_not_count() {
         let mut ways = Ways::default();
-        assert!(by_pages(&mut ways, 100, pool(1)).0 > 80);
+        assert!(by_pages(&mut ways, 400, pool(1)).0 > 300);
         // Other buffers, more of them.
         for buffers in [16, 40] {
             let (all, _) = by_pages(&mut ways, 2000, pool(buffers));
-            assert!(all >= 1990, "{all}: all but trials of two copies");
+            assert!(all >= 2000 - 64, "{all}: all but a trial of two copies");
         }
         // Tried until a buffer has come back.
         let (all, _) = by_pages(&mut Ways::default(), 1000, pool(5));
-        assert!(all > 950, "{all}");
+        assert!(all > 850, "{all}");
     }
 
     #[test]
@@ -858,7 +914,7 @@ mod tests {
         // Of few the grants are paid by the others, and worth it.
         let mut ways = Ways::default();
         let odd = |_: u32, n: u32| if n.is_multiple_of(40) { (true, 500_000) } else { (false, 60_000) };
-        assert!(by_pages(&mut ways, 10_000, odd).0 > 9_900);
+        assert!(by_pages(&mut ways, 10_000, odd).0 > 9_700);
     }
 
     #[test]
@@ -875,7 +931,7 @@ mod tests {
     fn buffers_that_never_come_back_end_their_trials() {
         let mut ways = Ways::default();
         let (all, _) = by_pages(&mut ways, 10_000, |_, _| (true, 105_000));
-        assert!(all < 300, "{all}");
+        assert!(all < 1200, "{all}");
         // Nor do those that came back once keep others on their way.
         let mut ways = Ways::default();
         by_pages(&mut ways, 1000, pool(1));
@@ -884,22 +940,45 @@ mod tests {
     }
 
     #[test]
-    fn an_odd_message_is_not_charged_to_the_next_one() {
-        let (mut ways, begin) = (Ways::default(), Instant::now());
-        let len = attach::LEAST;
-        // All asked for at the same time.
-        for (i, (way, is_odd)) in
-            (1..).zip([(Way::Copy, false), (Way::Pages, true), (Way::Copy, false), (Way::Copy, false)])
-        {
-            let at = begin + Duration::from_nanos(if i == 1 { len } else { (i + 10) * len });
-            let choice = Choice { len, one_copy: Way::Pages };
-            ways.ended_at(
-                Measured { choice, way, begin, streak: 0, counts: true, is_dense: false },
-                is_odd,
-                at,
-            );
+    fn odd_messages_are_not_charged_to_those_that_follow_them() {
+        // Eight at a time, of which the first is odd at first: its pages are granted then.
+        let (mut ways, mut now) = (Ways::default(), Instant::now());
+        let mut window = |ways: &mut Ways, is_granted: bool| -> usize {
+            let messages: Vec<Measured> = (0..8).map(|_| ways.begin_at(PAGES, now)).collect();
+            for (n, message) in messages.iter().enumerate() {
+                let is_odd = !is_granted && n == 0 && message.way == Way::Pages;
+                let ns = if is_odd { 5_000_000 } else { [100_000, 60_000][message.way.place()] };
+                now += Duration::from_nanos(ns);
+                ways.ended_at(*message, is_odd, now);
+            }
+            messages.iter().filter(|message| message.way == Way::Pages).count()
+        };
+        (0..20).for_each(|_| _ = window(&mut ways, false));
+        assert_eq!((0..10).map(|_| window(&mut ways, true)).sum::<usize>(), 80);
+    }
+
+    #[test]
+    fn a_message_between_others_of_the_other_way_says_nothing_of_its_own() {
+        // One that comes by another way than the one before takes longer, as where caches or the sender are not prepared for it.
+        for (ns, expected) in [([100_000, 120_000], 0..=6), ([100_000, 80_000], 94..=100)] {
+            for depth in [1, 8] {
+                let (mut ways, mut now, mut before, mut paged) =
+                    (Ways::default(), Instant::now(), Way::Copy, 0);
+                for i in 0..4000 {
+                    now += Duration::from_micros(50);
+                    let messages: Vec<Measured> = (0..depth).map(|_| ways.begin_at(PAGES, now)).collect();
+                    for message in messages {
+                        let changed = std::mem::replace(&mut before, message.way) != message.way;
+                        now +=
+                            Duration::from_nanos(ns[message.way.place()] + if changed { 60_000 } else { 0 });
+                        ways.ended_at(message, false, now);
+                        paged += usize::from(i >= 2000 && message.way == Way::Pages);
+                    }
+                }
+                let share = paged / depth / 20;
+                assert!(expected.contains(&share), "{ns:?}, {depth} at a time: {share} of 100");
+            }
         }
-        assert_eq!(ways.lengths(PAGES)[0].costs[0].ns, Some(1.0));
     }
 
     #[test]
@@ -922,7 +1001,7 @@ mod tests {
     fn what_lies_in_the_region_is_measured_by_itself() {
         let (mut ways, mut now) = (Ways::default(), Instant::now());
         let resident = Choice { len: 100_000, one_copy: Way::Resident };
-        for i in 0..200 {
+        for i in 0..300 {
             for (choice, [copy, one_copy]) in
                 [(resident, [100_000, 50_000]), (to_attach(100_000), [100_000, 200_000])]
             {
@@ -932,7 +1011,7 @@ mod tests {
                 let took = if way == Way::Copy { copy } else { one_copy };
                 ways.last_end = None;
                 ways.ended_at(message, false, now + Duration::from_nanos(took));
-                if i >= TRIALS && !(64..128).contains(&(i - TRIALS)) {
+                if i >= 6 * TRIALS {
                     let faster = if choice.one_copy == Way::Resident { Way::Resident } else { Way::Copy };
                     assert_eq!(way, faster, "message {i}");
                 }
