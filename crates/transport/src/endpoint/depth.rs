@@ -33,8 +33,6 @@ pub(super) struct Timed {
     pub(super) is_deep: bool,
     /// Its depth is not the one that is known to be faster.
     pub(super) is_trial: bool,
-    /// It is one of a streak.
-    counts: bool,
 }
 
 /// Lengths of about the same size.
@@ -58,8 +56,8 @@ struct Class {
 
 impl Class {
     fn learn(&mut self, timed: &Timed, ns: u64) {
-        if !timed.counts || timed.is_deep != self.is_deep {
-            // Of the streak before this one, or of none.
+        if timed.is_deep != self.is_deep {
+            // Of the streak before this one.
             return;
         }
         if self.bytes >= UNCOUNTED {
@@ -116,12 +114,12 @@ pub(super) struct Depths {
 }
 
 impl Depths {
-    /// The depth of the next message of a length, which is asked for now. One that is rare, as most come another way, is of no streak.
-    pub(super) fn begin(&mut self, len: u64, is_rare: bool) -> Timed {
+    /// The depth of the next message of a length, which is asked for now.
+    pub(super) fn begin(&mut self, len: u64) -> Timed {
         let class = &self.classes.get_or_insert_default()[class_of(len)];
-        let is_deep = if is_rare { class.is_deep_faster } else { class.is_deep };
+        let is_deep = class.is_deep;
         let is_trial = is_deep != class.is_deep_faster;
-        Timed { len, begin: Instant::now(), is_deep, is_trial, counts: !is_rare }
+        Timed { len, begin: Instant::now(), is_deep, is_trial }
     }
 
     /// A message has ended that came another way.
@@ -153,8 +151,7 @@ mod tests {
         let mut now = depths.last_end.unwrap_or_else(Instant::now);
         let mut deep = 0;
         for _ in 0..count / 8 {
-            let window: Vec<Timed> =
-                (0..8).map(|_| Timed { begin: now, ..depths.begin(LEN, false) }).collect();
+            let window: Vec<Timed> = (0..8).map(|_| Timed { begin: now, ..depths.begin(LEN) }).collect();
             for timed in window {
                 now += Duration::from_nanos(ns(timed.is_deep));
                 depths.ended_at(timed, now);
@@ -212,7 +209,9 @@ mod tests {
     fn lengths_have_depths_of_their_own() {
         let mut depths = Depths::default();
         run(&mut depths, 4000, by_depth(10_000, 5_000));
-        assert!(depths.begin(LEN + 1, true).is_deep);
-        assert!(!depths.begin(4 << 20, true).is_deep, "nothing is known of these");
+        let timed = depths.begin(LEN + 1);
+        assert!(timed.is_deep != timed.is_trial, "deep is the faster one");
+        let timed = depths.begin(4 << 20);
+        assert!(!timed.is_deep && !timed.is_trial, "nothing is known of these");
     }
 }

@@ -11,7 +11,7 @@ use super::payload::Payload;
 use super::poll::{Sink, Stop};
 use super::table::{Operation, Table};
 use super::ways::Way;
-use super::{Because, Core, Multi, Peer};
+use super::{Because, Core, Multi};
 use crate::fault::{Step, step};
 use crate::lane::Incoming;
 use crate::matching::{Arrived, Body, Bufs, Matching, Ready, Target, Waiting};
@@ -334,9 +334,8 @@ impl Core {
             None if !pages => (Way::Copy, None),
             _ => self.choose_way(source, fit, offer.as_ref(), pages),
         };
-        let Peer { ways, depths, .. } = &mut self.peers[source.0 as usize];
-        let is_rare = measured.as_ref().is_some_and(|message| ways.is_rare(message));
-        let timed = (way == Way::Copy).then(|| depths.begin(fit, is_rare));
+        let depths = &mut self.peers[source.0 as usize].depths;
+        let timed = (way == Way::Copy).then(|| depths.begin(fit));
         // The sender's program waits until the pages have been read.
         let done = if way == Way::Pages { Some(id) } else { done };
         let operation = Operation::Incoming {

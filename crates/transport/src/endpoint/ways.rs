@@ -2,9 +2,9 @@
 //! lengths, and for what lies in memory of the region separately.
 //!
 //! The receiver chooses and measures. A message counts from when it was asked for, or from when the last one ended if that is
-//! later: of messages that overlap each counts the time that it adds. The time between two of them counts as well, as much as the message
-//! takes at most: in two copies a sender goes on while its receiver still copies, and with one copy it goes on after that, so what a sender has
-//! to do until its next message is seen by the receiver as a longer wait for that.
+//! later: of messages that overlap each counts the time that it adds. The time until the next one is asked for counts as well, as much as the
+//! message took at most: in two copies a sender goes on while its receiver still copies, and with one copy it goes on after that, so what a
+//! sender has to do until its next message is a longer wait for the receiver.
 //!
 //! One message says little: the first of several adds what all have to wait for, while the receiver copies one by itself the sender
 //! fills chunks for the next, and caches are those of the way before. So messages have the same way and are measured together, as one *streak*,
@@ -31,16 +31,18 @@ const TRIALS: u32 = 8;
 /// Messages and bytes that count after which a streak ends: of messages that come one at a time and of others, while the ways
 /// alternate and later.
 const STREAK: [[(u64, u64); 2]; 2] = [[(4, 4 << 20), (64, 8 << 20)], [(16, 4 << 20), (u64::MAX, 8 << 20)]];
-/// Bytes that do not count at the beginning of one of the first streaks, of messages that come one at a time and of others.
+/// Bytes that do not count at the beginning of one of the first streaks, of messages that come one at a time and of others; none of single
+/// messages that are longer.
 const UNCOUNTED: [u64; 2] = [256 << 10, 1 << 20];
 /// Messages and bytes of a trial, at most, and how small a part of all messages trials are once there has been one.
 const TRIAL: (u64, u64) = (64, 64 << 20);
 const RARE: u64 = 64;
 /// A trial goes on as long as messages overlap, for so many at most.
 const OVERLAP: u64 = 16;
-/// A trial is given up if a quarter of it or more takes so many times what it takes by the other way. A message of a trial, which may wait for a
-/// processor, counts so many times that at most.
+/// A streak ends early if it takes so many times what the usual way takes: a trial after a quarter of it, others after so many messages. A
+/// single message, or one of a trial, which may wait for a processor, counts so many times that at most.
 const TOO_LONG: f64 = 2.0;
+const FEW: u64 = 16;
 const MOST: f64 = 4.0;
 /// Messages before the first trial; and from one trial to the next, at least, if another way has become the faster one meanwhile.
 const SOON: (u64, u64) = (256, 512);
@@ -53,7 +55,7 @@ const MORE: (u64, u64) = (8, 2);
 /// One odd message ([`Ways::ended`]) in so many does not count, nor do the first ones beyond that: so many messages, or so many bytes if
 /// that is more. Both are counted in parts, of which each odd message takes as many as others give back.
 const ODD_SHARE: u32 = 32;
-const ODD: (u64, u64) = (128, 96 << 20);
+const ODD: (u64, u64) = (128, 64 << 20);
 /// Messages over which the mean goes once odd ones count.
 const MEAN_OF: f64 = 16.0;
 /// Messages from one trial to the next, at most, if trials are not so rare already.
@@ -104,8 +106,6 @@ pub(super) struct Measured {
     counts: bool,
     /// Whether it is one of several at a time.
     is_dense: bool,
-    /// Nanoseconds between it and the one before.
-    gap: u64,
 }
 
 impl Measured {
@@ -210,10 +210,13 @@ struct Streak {
     number: u64,
     /// Of messages that are several at a time.
     is_dense: bool,
+    /// One of those in which the ways alternate.
+    is_first: bool,
     /// None if it has ended.
     way: Option<Way>,
-    /// How many messages it is to have if it is a trial; and whether it has taken too long.
+    /// How many messages it is to have if it is a trial.
     trial: Option<u64>,
+    /// It has taken too long.
     is_too_long: bool,
     /// What counts began while others were under way.
     is_part: bool,
@@ -234,7 +237,7 @@ struct Streak {
 impl Streak {
     /// Whether it has the next message, too.
     fn goes_on(&self) -> bool {
-        let (messages, bytes) = STREAK[usize::from(self.is_dense)][usize::from(self.number > TRIALS.into())];
+        let (messages, bytes) = STREAK[usize::from(self.is_dense)][usize::from(!self.is_first)];
         self.way.is_some()
             && !self.is_too_long
             && match self.trial {
@@ -279,12 +282,14 @@ struct Class {
 
 impl Class {
     /// The next message, which is asked for now.
-    fn begin(&mut self, choice: Choice, begin: Instant, gap: u64, is_dense: bool) -> Measured {
+    fn begin(&mut self, choice: Choice, begin: Instant, is_dense: bool) -> Measured {
         if !self.streak.goes_on() {
             self.next_streak(choice, is_dense);
         }
-        let most_odd = ODD.0.max(ODD.1 / choice.len.max(1));
-        self.most_odd = u32::try_from(most_odd).unwrap_or(u32::MAX).saturating_mul(ODD_SHARE);
+        if self.most_odd == 0 {
+            let most_odd = ODD.0.max(ODD.1 / choice.len.max(1));
+            self.most_odd = u32::try_from(most_odd).unwrap_or(u32::MAX).saturating_mul(ODD_SHARE);
+        }
         let streak = &mut self.streak;
         let is_idle = streak.open == 0 && self.last.is_none();
         let counts = match streak.trial {
@@ -308,7 +313,6 @@ impl Class {
             streak: streak.number,
             counts,
             is_dense,
-            gap,
         }
     }
 
@@ -325,11 +329,12 @@ impl Class {
         self.streak = Streak { number: streak.number + 1, is_dense, ..Streak::default() };
         let way = self.choose(choice);
         self.streak.way = Some(way);
+        self.streak.is_first = self.streak.number <= self.first_streaks();
         // The caches are those of the way before.
         if streak.trial.is_some() {
             self.settling = streak.asked / 2;
-        } else if self.streak.number <= self.first_streaks() {
-            // Of several at a time the first one adds what all wait for, unless others are under way.
+        } else if self.streak.is_first {
+            // The first of several at a time adds what all wait for, which is a part of what they take; unless others are under way.
             let settling = UNCOUNTED[usize::from(is_dense)] / choice.len.max(1);
             self.settling = if streak.open > 0 {
                 settling.max(1)
@@ -406,8 +411,8 @@ impl Class {
         }
         let usual = self.faster.and_then(|faster| self.costs[faster.place()].ns).unwrap_or(f64::INFINITY);
         if let Some(took) = took {
-            // Of several at a time one may take long that the others wait for, too.
-            let is_short = streak.trial.is_some() || !streak.is_dense;
+            // Of several at a time one may take long that the others wait for, too; an odd one takes what it takes.
+            let is_short = !is_odd && (streak.trial.is_some() || !streak.is_dense);
             let most = if is_short { MOST * usual } else { f64::INFINITY };
             streak.all = streak.all.and(took, most);
             if message.counts {
@@ -422,9 +427,8 @@ impl Class {
             }
             return;
         }
-        if let Some(trial) = streak.trial {
-            self.streak.is_too_long = 4 * streak.ended >= trial && streak.all.each() > TOO_LONG * usual;
-        }
+        let few = streak.trial.map_or(FEW, |trial| trial.div_ceil(4));
+        self.streak.is_too_long = streak.ended >= few && streak.all.each() > TOO_LONG * usual;
         if streak.open == 0 && !self.streak.goes_on() {
             self.streak.way = None;
             // The end of those that overlap says less than they all do.
@@ -492,6 +496,14 @@ impl Class {
 /// another have a class each: what is faster for these may be slower for those.
 type Lengths = [Class; 2];
 
+/// A message that has ended, in so many nanoseconds, while no other was under way: what lies between it and the next one is not known yet.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    message: Measured,
+    ns: u64,
+    is_odd: bool,
+}
+
 /// What is known of the ways to one remote endpoint.
 #[derive(Debug, Default)]
 pub(super) struct Ways {
@@ -499,6 +511,7 @@ pub(super) struct Ways {
     resident: Option<Box<[Lengths; CLASSES]>>,
     others: Option<Box<[Lengths; CLASSES]>>,
     under_way: u64,
+    held: Option<Held>,
     /// Whether the last message that came after a pause was followed by another one without a pause.
     is_dense: bool,
     /// When the last one ended, and how long it took.
@@ -543,9 +556,12 @@ impl Ways {
             Some(end) if self.under_way == 0 => nanoseconds(now.saturating_duration_since(end)),
             _ => 0,
         };
+        if let Some(Held { message, ns, is_odd }) = self.held.take() {
+            self.class(&message).ended(&message, Some(ns.saturating_add(gap.min(ns))), is_odd);
+        }
         let is_dense = self.next_is_dense(gap);
         self.under_way += 1;
-        self.lengths(choice)[usize::from(is_dense)].begin(choice, now, gap, is_dense)
+        self.lengths(choice)[usize::from(is_dense)].begin(choice, now, is_dense)
     }
 
     /// Whether the next message, which is asked for now, is one of several at a time. The first of several is taken for one if the last first
@@ -574,15 +590,13 @@ impl Ways {
 
     fn ended_at(&mut self, message: Measured, is_odd: bool, now: Instant) -> u64 {
         let ns = self.over(&message, now);
-        let counts = ns.saturating_add(message.gap.min(ns));
-        self.class(&message).ended(&message, Some(counts), is_odd && message.way == Way::Pages);
+        let is_odd = is_odd && message.way == Way::Pages;
+        if self.under_way == 0 {
+            self.held = Some(Held { message, ns, is_odd });
+        } else {
+            self.class(&message).ended(&message, Some(ns), is_odd);
+        }
         ns
-    }
-
-    /// Whether it is a single message, and most others like it come another way. Those of a long trial are not single.
-    pub(super) fn is_rare(&mut self, message: &Measured) -> bool {
-        let class = self.class(message);
-        class.faster.is_some_and(|faster| faster != message.way) && class.streak.trial.is_none()
     }
 
     /// A message has ended well, in circumstances from which nothing is learnt; gives how many nanoseconds it took.
@@ -795,6 +809,74 @@ mod tests {
             let all = share(between);
             assert!(all > 95, "{n}: {all} of 100");
         }
+    }
+
+    #[test]
+    fn the_way_of_a_message_is_not_what_the_next_one_comes_by() {
+        // After a copy the next one follows at once, after one copy it does not.
+        let (mut ways, mut now, mut attached) = (Ways::default(), Instant::now(), 0);
+        for i in 0..20_000 {
+            let message = ways.begin_at(to_attach(100_000), now);
+            now += Duration::from_nanos([87_000, 67_000][message.way.place()]);
+            ways.ended_at(message, false, now);
+            attached += u32::from(i >= 10_000 && message.way == Way::Attach);
+            now += Duration::from_nanos([5_000, 63_000][message.way.place()]);
+        }
+        assert!(attached < 500, "{attached} of 10000");
+        // Two lengths in turn.
+        let mut attached = 0;
+        for i in 0..20_000 {
+            let len = [100_000, 1 << 20][i % 2];
+            let message = ways.begin_at(to_attach(len), now);
+            now += Duration::from_nanos([87_000, 67_000][message.way.place()] * len / 100_000);
+            ways.ended_at(message, false, now);
+            attached += u32::from(i >= 10_000 && message.way == Way::Attach);
+            now += Duration::from_nanos([14_000, 63_000][message.way.place()] * len / 100_000);
+        }
+        assert!(attached < 500, "{attached} of 10000");
+    }
+
+    #[test]
+    fn pauses_between_windows_are_those_of_no_way() {
+        let (mut ways, mut attached) = (Ways::default(), 0);
+        for i in 0..4000 {
+            ways.last_end = ways.last_end.map(|end| end + Duration::from_millis(1));
+            let all = ask(&mut ways, 8, to_attach(1 << 20), |n, way| match (way, n) {
+                (Way::Copy, 0) => 400_000,
+                (Way::Copy, _) => 80_000,
+                _ => 140_000,
+            });
+            attached += if i >= 2000 { all } else { 0 };
+        }
+        assert!(attached < 800, "{attached} of 16000");
+    }
+
+    #[test]
+    fn a_way_that_has_become_slow_is_soon_left() {
+        for ns in [200_000, 1_000_000, 5_000_000] {
+            let mut ways = Ways::default();
+            run(&mut ways, 2000, 100_000, [100_000, 50_000]);
+            let attached = run(&mut ways, 1000, 100_000, [100_000, ns]);
+            assert!(attached < 250, "{ns}: {attached}");
+        }
+    }
+
+    #[test]
+    fn dear_odd_messages_count_in_full() {
+        // One at a time: one of 20 is odd and takes 4 ms.
+        let (mut ways, mut now, mut pages, mut last) = (Ways::default(), Instant::now(), 0_u32, 0);
+        for i in 0..60_000 {
+            now += Duration::from_micros(50);
+            let message = ways.begin_at(PAGES, now);
+            let is_pages = message.way == Way::Pages;
+            pages += u32::from(is_pages);
+            let is_odd = is_pages && pages.is_multiple_of(20);
+            let ns = if is_odd { 4_000_000 } else { [100_000, 60_000][message.way.place()] };
+            now += Duration::from_nanos(ns);
+            ways.ended_at(message, is_odd, now);
+            last += u32::from(i >= 50_000 && is_pages);
+        }
+        assert!(last < 500, "{last} of 10000");
     }
 
     #[test]
