@@ -5,8 +5,7 @@
 //! The receiver measures and says which it wants. One message of many says nothing, as it depends on those before it what the caches
 //! hold; so messages of about the same length take turns in *streaks*, of which the beginning is not counted. From then on the depth that
 //! was faster has almost all of them, as with the ways of [`super::ways`]. Those learn nothing from a trial. While they prefer another
-//! way than two copies, only the copies of their own trials make up streaks; a single message that comes so has the depth that is known to
-//! be faster.
+//! way than two copies there are hardly other copies than those of their trials, and these make up the streaks.
 
 use std::time::Instant;
 

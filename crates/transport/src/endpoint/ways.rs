@@ -2,9 +2,9 @@
 //! lengths, and for what lies in memory of the region separately.
 //!
 //! The receiver chooses and measures. A message counts from when it was asked for, or from when the last one ended if that is
-//! later: of messages that overlap each counts the time that it adds. The time until the next one is asked for counts as well, as much as the
-//! message took at most: in two copies a sender goes on while its receiver still copies, and with one copy it goes on after that, so what a
-//! sender has to do until its next message is a longer wait for the receiver.
+//! later: of messages that overlap each counts the time that it adds. If no other is under way when it ends, the time until the next one is
+//! asked for counts as well, as much as a message before took at most: in two copies a sender goes on while its receiver still copies, and
+//! with one copy it goes on after that, so what a sender has to do until its next message is a longer wait for the receiver.
 //!
 //! One message says little: the first of several adds what all have to wait for, while the receiver copies one by itself the sender
 //! fills chunks for the next, and caches are those of the way before. So messages have the same way and are measured together, as one *streak*,
@@ -31,19 +31,20 @@ const TRIALS: u32 = 8;
 /// Messages and bytes that count after which a streak ends: of messages that come one at a time and of others, while the ways
 /// alternate and later.
 const STREAK: [[(u64, u64); 2]; 2] = [[(4, 4 << 20), (64, 8 << 20)], [(16, 4 << 20), (u64::MAX, 8 << 20)]];
-/// Bytes that do not count at the beginning of one of the first streaks, of messages that come one at a time and of others; none of single
-/// messages that are longer.
+/// Bytes at the beginning of one of the first streaks that do not count: of messages that come one at a time, none if one is longer; and of
+/// others if the streak before is still under way, then one message at least.
 const UNCOUNTED: [u64; 2] = [256 << 10, 1 << 20];
 /// Messages and bytes of a trial, at most, and how small a part of all messages trials are once there has been one.
 const TRIAL: (u64, u64) = (64, 64 << 20);
 const RARE: u64 = 64;
 /// A trial goes on as long as messages overlap, for so many at most.
 const OVERLAP: u64 = 16;
-/// A streak ends early if it takes so many times what the usual way takes: a trial after a quarter of it, others after so many messages. A
-/// single message, or one of a trial, which may wait for a processor, counts so many times that at most.
+/// A streak ends early if it takes so many times what the usual way takes: a trial after a quarter of its messages, another after so many.
 const TOO_LONG: f64 = 2.0;
 const FEW: u64 = 16;
-const MOST: f64 = 4.0;
+/// A message that may only have waited for a processor counts so many times what the usual way takes at most: one that is single or of a trial,
+/// and another. Odd ones count in full.
+const MOST: (f64, f64) = (4.0, 16.0);
 /// Messages before the first trial; and from one trial to the next, at least, if another way has become the faster one meanwhile.
 const SOON: (u64, u64) = (256, 512);
 /// A way is given up if it fails twice in so many messages.
@@ -55,9 +56,11 @@ const MORE: (u64, u64) = (8, 2);
 /// One odd message ([`Ways::ended`]) in so many does not count, nor do the first ones beyond that: so many messages, or so many bytes if
 /// that is more. Both are counted in parts, of which each odd message takes as many as others give back.
 const ODD_SHARE: u32 = 32;
+/// One that takes so many times what a copy takes counts as one, and one that takes a multiple of that as so many, 16 at most.
+const DEAR: f64 = 8.0;
 const ODD: (u64, u64) = (128, 64 << 20);
 /// Messages over which the mean goes once odd ones count.
-const MEAN_OF: f64 = 16.0;
+const MEAN_OF: f64 = 256.0;
 /// Messages from one trial to the next, at most, if trials are not so rare already.
 const RETRY: u64 = 4096;
 
@@ -129,9 +132,9 @@ impl Measured {
 /// What a byte costs by one way.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Cost {
-    /// Messages that have ended.
+    /// Measurements.
     seen: u32,
-    /// Nanoseconds; none before the second message.
+    /// Nanoseconds; none before the second of them.
     ns: Option<f64>,
 }
 
@@ -389,7 +392,11 @@ impl Class {
         let len = message.choice.len;
         let mut took = ns.map(|ns| Took { bytes: len, ns: ns as f64 });
         if is_odd {
-            self.odd = (self.odd + ODD_SHARE - 1).min(self.most_odd.saturating_mul(2));
+            // One that is much dearer than a copy takes more parts.
+            let dear = took.zip(self.costs[0].ns).map_or(1.0, |(took, copy)| took.each() / (DEAR * copy));
+            let times = (2..=16_u32).take_while(|times| dear >= f64::from(*times)).last().unwrap_or(1);
+            let parts = ODD_SHARE * times;
+            self.odd = self.odd.saturating_add(parts - 1).min(self.most_odd.saturating_mul(2));
             took = took.filter(|_| self.odd > self.most_odd);
         } else if message.way == Way::Pages {
             self.odd = self.odd.saturating_sub(1);
@@ -411,9 +418,12 @@ impl Class {
         }
         let usual = self.faster.and_then(|faster| self.costs[faster.place()].ns).unwrap_or(f64::INFINITY);
         if let Some(took) = took {
-            // Of several at a time one may take long that the others wait for, too; an odd one takes what it takes.
-            let is_short = !is_odd && (streak.trial.is_some() || !streak.is_dense);
-            let most = if is_short { MOST * usual } else { f64::INFINITY };
+            // An odd one takes what it takes, and one of several what the others wait for, too, but not a thousand times as much.
+            let most = match (is_odd, streak.trial.is_some() || !streak.is_dense) {
+                (true, _) => f64::INFINITY,
+                (false, true) => MOST.0 * usual,
+                (false, false) => MOST.1 * usual,
+            };
             streak.all = streak.all.and(took, most);
             if message.counts {
                 streak.counted = streak.counted.and(took, most);
@@ -428,7 +438,9 @@ impl Class {
             return;
         }
         let few = streak.trial.map_or(FEW, |trial| trial.div_ceil(4));
-        self.streak.is_too_long = streak.ended >= few && streak.all.each() > TOO_LONG * usual;
+        // What is a mean is not cut short.
+        let is_mean = streak.trial.is_none() && streak.way == Some(Way::Pages) && self.odd > self.most_odd;
+        self.streak.is_too_long = !is_mean && streak.ended >= few && streak.all.each() > TOO_LONG * usual;
         if streak.open == 0 && !self.streak.goes_on() {
             self.streak.way = None;
             // The end of those that overlap says less than they all do.
@@ -512,6 +524,8 @@ pub(super) struct Ways {
     others: Option<Box<[Lengths; CLASSES]>>,
     under_way: u64,
     held: Option<Held>,
+    /// Messages that have ended since none was under way, and the nanoseconds that they took.
+    busy: (u64, u64),
     /// Whether the last message that came after a pause was followed by another one without a pause.
     is_dense: bool,
     /// When the last one ended, and how long it took.
@@ -556,8 +570,10 @@ impl Ways {
             Some(end) if self.under_way == 0 => nanoseconds(now.saturating_duration_since(end)),
             _ => 0,
         };
+        let busy = if self.under_way == 0 { std::mem::take(&mut self.busy) } else { self.busy };
         if let Some(Held { message, ns, is_odd }) = self.held.take() {
-            self.class(&message).ended(&message, Some(ns.saturating_add(gap.min(ns))), is_odd);
+            let most = busy.1 / busy.0.max(1);
+            self.class(&message).ended(&message, Some(ns.saturating_add(gap.min(most))), is_odd);
         }
         let is_dense = self.next_is_dense(gap);
         self.under_way += 1;
@@ -578,6 +594,7 @@ impl Ways {
     fn over(&mut self, message: &Measured, now: Instant) -> u64 {
         self.under_way = self.under_way.saturating_sub(1);
         self.last_ns = added(&mut self.last_end, message.begin, now);
+        self.busy = (self.busy.0 + 1, self.busy.1.saturating_add(self.last_ns));
         self.last_ns
     }
 
@@ -668,7 +685,7 @@ mod tests {
 
     /// Asks for `count` messages, and then they end one after the other; the n-th of them adds `ns` by its way. Gives how many were attached
     /// to.
-    fn ask(ways: &mut Ways, count: u32, choice: Choice, ns: impl Fn(u32, Way) -> u64) -> u32 {
+    fn ask(ways: &mut Ways, count: u32, choice: Choice, mut ns: impl FnMut(u32, Way) -> u64) -> u32 {
         // The program does something else first.
         let mut now = ways.last_end.unwrap_or_else(Instant::now) + Duration::from_nanos(ways.last_ns);
         let messages: Vec<Measured> = (0..count).map(|_| ways.begin_at(choice, now)).collect();
@@ -838,17 +855,25 @@ mod tests {
 
     #[test]
     fn pauses_between_windows_are_those_of_no_way() {
-        let (mut ways, mut attached) = (Ways::default(), 0);
-        for i in 0..4000 {
-            ways.last_end = ways.last_end.map(|end| end + Duration::from_millis(1));
-            let all = ask(&mut ways, 8, to_attach(1 << 20), |n, way| match (way, n) {
-                (Way::Copy, 0) => 400_000,
-                (Way::Copy, _) => 80_000,
-                _ => 140_000,
-            });
-            attached += if i >= 2000 { all } else { 0 };
-        }
-        assert!(attached < 800, "{attached} of 16000");
+        let share = |count: u32, pause: u64, copy: fn(u32) -> u64, attach: u64| -> u32 {
+            let (mut ways, mut now, mut attached) = (Ways::default(), Instant::now(), 0);
+            for i in 0..4000 {
+                now += Duration::from_micros(pause);
+                let messages: Vec<Measured> =
+                    (0..count).map(|_| ways.begin_at(to_attach(1 << 20), now)).collect();
+                for (n, message) in (0..).zip(messages) {
+                    now += Duration::from_micros(if message.way == Way::Copy { copy(n) } else { attach });
+                    ways.ended_at(message, false, now);
+                    attached += u32::from(i >= 2000 && message.way == Way::Attach);
+                }
+            }
+            attached / (20 * count)
+        };
+        // By copy the first one of a window adds what all wait for, and the others are short.
+        let all = share(8, 1000, |n| if n == 0 { 400 } else { 80 }, 140);
+        assert!(all <= 5, "{all} of 100");
+        let all = share(2, 200, |n| [440, 20][n as usize], 160);
+        assert!(all >= 95, "{all} of 100");
     }
 
     #[test]
@@ -877,6 +902,34 @@ mod tests {
             last += u32::from(i >= 50_000 && is_pages);
         }
         assert!(last < 500, "{last} of 10000");
+    }
+
+    #[test]
+    fn odd_messages_that_come_together_are_part_of_the_mean() {
+        // Where 20 of 400 cost five times a copy and the others a fifth of one, pages are the better way by far.
+        let mut ways = Ways::default();
+        let odd = |i: u32, _: u32| if i % 400 < 20 { (true, 500_000) } else { (false, 20_000) };
+        by_pages(&mut ways, 60_000, odd);
+        let (all, _) = by_pages(&mut ways, 40_000, odd);
+        assert!(all > 36_000, "{all}");
+    }
+
+    #[test]
+    fn a_message_that_stalls_counts_as_much_by_either_way() {
+        // One of 200 stalls for 4 ms.
+        for (attach, expected) in [(26_000, 0..=5), (15_000, 95..=100)] {
+            let (mut ways, mut number, mut attached) = (Ways::default(), 0, 0);
+            for i in 0..8000 {
+                let all = ask(&mut ways, 8, to_attach(64 << 10), |_, way| {
+                    number += 1;
+                    let stalls = if number % 200 == 0 { 4_000_000 } else { 0 };
+                    stalls + [20_000, attach][way.place()]
+                });
+                attached += if i >= 4000 { all } else { 0 };
+            }
+            let share = attached / 320;
+            assert!(expected.contains(&share), "{attach}: {share} of 100");
+        }
     }
 
     #[test]
