@@ -52,7 +52,7 @@ scripts:
 commits:
 	tests/docs/commits
 
-# What CI runs: all of the above and below that fits into some 45 minutes.
+# What CI runs: all of the above and below that fits into some 35 minutes.
 test:
 	./test
 

@@ -13,7 +13,7 @@ use crate::size;
 /// Boot VMs and run a job across them, of an MPI or of other programs
 ///
 /// The VMs see this machine's files, and the working directory writable; the job runs as you. Everything ends
-/// with the job: nothing is installed and nothing stays behind.
+/// with the job: nothing is installed, and nothing stays behind but a cache in ~/.cache/isthmus.
 ///
 /// Examples:
 ///
@@ -22,12 +22,13 @@ use crate::size;
 ///     isthmus run --vms 2 -- mpirun -n 4 ./a : -n 2 ./b    a launcher's line
 ///     isthmus run --vms 1 --host-ranks 1 -n 2 -- ./prog    a rank on the host
 ///     isthmus run --vms 0 -n 4 -- ./prog                   plain processes
-///     isthmus run --sysv --vms 2 -- ./prog                 System V IPC, no MPI
+///     isthmus run --sysv --launcher none --vms 2 -- ./prog System V, no MPI
 ///
 /// A launcher's line is taken as it is.
 ///
 /// Exit status: the launcher's own; 2 a mistake on the command line, 124 timed out, 125 isthmus itself failed,
-/// 126 a VM was lost, 130 interrupted before the launcher began. Advisory file locks do not reach from one VM to another.
+/// 126 a VM was lost, 128+N signal N came before the launcher began (130 for Ctrl-C); with --launcher none also 126
+/// the program cannot be run, 127 it was not found. Advisory file locks do not reach from one VM to another.
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
@@ -51,7 +52,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = LauncherArg::Auto)]
     launcher: LauncherArg,
     /// Have the processes' System V IPC (shared memory, semaphores, message queues) go through the region, and so reach across
-    /// VMs: preloads libisthmus-sysv.so. Implies --shared 256M (with --isolated, which has none by itself, give it). Where no MPI is on the PATH, also --launcher none
+    /// VMs: preloads libisthmus-sysv.so. Implies --shared 256M (with --isolated, which has none by itself, give it). For a program without an MPI, also --launcher none
     #[arg(long)]
     sysv: bool,
     /// Put large allocations of the processes (malloc(3), from 64 KiB on) into the region, up to SIZE of each: windows of RMA there are
