@@ -56,9 +56,9 @@ const MORE: (u64, u64) = (8, 2);
 /// One odd message ([`Ways::ended`]) in so many does not count, nor do the first ones beyond that: so many messages, or so many bytes if
 /// that is more. Both are counted in parts, of which each odd message takes as many as others give back.
 const ODD_SHARE: u32 = 32;
-/// One that takes so many times what a copy takes counts as one, and one that takes a multiple of that as so many, 16 at most.
-const DEAR: f64 = 8.0;
 const ODD: (u64, u64) = (128, 64 << 20);
+/// An odd message that takes twice as long as so many copies of its length, or three times, counts as two or three; as 16 at most.
+const DEAR: f64 = 8.0;
 /// Messages over which the mean goes once odd ones count.
 const MEAN_OF: f64 = 256.0;
 /// Messages from one trial to the next, at most, if trials are not so rare already.
