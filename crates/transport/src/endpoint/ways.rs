@@ -13,10 +13,13 @@
 //!
 //! At first the ways alternate, and the first streak of each is not measured, since memory is touched and the sender's process looked
 //! up there. From then on the way that was faster has almost all messages; the other is tried again after 256 of them, and then
-//! ever more seldom while it stays the slower one. One message says nothing about a way that none has come for long: caches have
-//! become used to the other, and it takes some ten megabytes until they are used to this one. So a trial is a streak as well, of which
-//! the end counts, and it is given up if it takes far longer than the usual way. What is faster depends on caches, on where the two
-//! processes run, and on what they do, so no number here is one of a machine.
+//! ever more seldom while it stays the slower one. If the usual way takes longer than the other once did, that is tried sooner, and only
+//! what it takes then counts: what slows one down may slow down the other, and each change costs something.
+//!
+//! One message says nothing about a way that none has come for long: caches have become used to the other, and it takes some ten
+//! megabytes until they are used to this one. So a trial is a streak as well, of which the end counts, and it is given up if it takes
+//! far longer than the usual way. What is faster depends on caches, on where the two processes run, and on what they do, so no number
+//! here is one of a machine.
 
 use std::time::{Duration, Instant};
 
@@ -34,9 +37,11 @@ const STREAK: [[(u64, u64); 2]; 2] = [[(4, 4 << 20), (64, 8 << 20)], [(16, 4 << 
 /// Bytes at the beginning of one of the first streaks that do not count: of messages that come one at a time, none if one is longer; and of
 /// others if the streak before is still under way, then one message at least.
 const UNCOUNTED: [u64; 2] = [256 << 10, 1 << 20];
-/// Messages and bytes of a trial, at most, and how small a part of all messages trials are once there has been one.
+/// Messages and bytes of a trial, at most, and how small a part of all messages trials are once there has been one: as long as the usual way
+/// is the faster one, and otherwise.
 const TRIAL: (u64, u64) = (64, 64 << 20);
 const RARE: u64 = 64;
+const DOUBTED: u64 = 16;
 /// A trial goes on as long as messages overlap, for so many at most.
 const OVERLAP: u64 = 16;
 /// A streak ends early if it takes so many times what the usual way takes: a trial after a quarter of its messages, another after so many.
@@ -45,8 +50,8 @@ const FEW: u64 = 16;
 /// A message that may only have waited for a processor counts so many times what the usual way takes at most: one that is single or of a trial,
 /// and another. Odd ones count in full.
 const MOST: (f64, f64) = (4.0, 16.0);
-/// Messages before the first trial; and from one trial to the next, at least, if another way has become the faster one meanwhile.
-const SOON: (u64, u64) = (256, 512);
+/// Messages before the first trial.
+const SOON: u64 = 256;
 /// A way is given up if it fails twice in so many messages.
 const FAILS: u32 = 8;
 /// Messages follow each other if there is less between them than such a part of the time that one takes.
@@ -277,8 +282,9 @@ struct Class {
     since: u64,
     retry: u64,
     gap: u64,
-    /// The message with which the last trial began.
+    /// The message with which the last trial began, and whether what that found has not been looked at yet.
     tried: u64,
+    is_fresh: bool,
     /// What is left of failures of the way that is one copy.
     fails: u32,
 }
@@ -355,23 +361,29 @@ impl Class {
         if self.streak.number <= self.first_streaks() {
             return if self.streak.number.is_multiple_of(2) { one_copy } else { Way::Copy };
         }
-        let (way, other) = match self.costs.map(|cost| cost.ns) {
+        let trial = TRIAL.0.min(TRIAL.1 / choice.len.max(1)).max(2);
+        let (faster, slower) = match self.costs.map(|cost| cost.ns) {
             [Some(copy), Some(other)] if other < copy * one_copy.favour() => (one_copy, Way::Copy),
             _ => (Way::Copy, one_copy),
         };
-        if self.faster != Some(way) {
+        let (mut way, mut other) = (faster, slower);
+        let is_known =
+            std::mem::take(&mut self.is_fresh) || self.costs[slower.place()].ns == Some(f64::INFINITY);
+        if self.faster == Some(slower) && !is_known {
+            // What is known of the other is old, and if it is slow now, so may that be: it is tried before it is taken.
+            (way, other) = (slower, faster);
+            self.retry = self.retry.min(number.max(self.tried + DOUBTED * trial));
+        } else if self.faster != Some(faster) {
             // If it changes back and forth, trials stay as rare as they were.
             if number - self.since >= self.gap {
-                self.gap = SOON.0;
+                self.gap = SOON;
             }
-            (self.faster, self.since) = (Some(way), number);
-            // The usual way may have cost more for a while only.
-            self.retry = (number + self.gap).min((number + TRIAL.0).max(self.tried + SOON.1));
+            (self.faster, self.since) = (Some(faster), number);
+            self.retry = number + self.gap;
         }
         if number < self.retry {
             return way;
         }
-        let trial = TRIAL.0.min(TRIAL.1 / choice.len.max(1)).max(2);
         self.streak.trial = Some(trial);
         self.tried = number;
         if !std::mem::take(&mut self.is_more) {
@@ -462,10 +474,12 @@ impl Class {
         let ns = of.each();
         let is_first = streak.number <= self.first_streaks();
         let is_dear = way == Way::Pages && self.odd > self.most_odd;
+        let usual = self.faster.and_then(|faster| self.costs[faster.place()].ns);
+        self.is_fresh |= streak.trial.is_some();
         let cost = &mut self.costs[way.place()];
         match cost.ns {
-            // What was known is old, and of caches that were not used to it.
-            Some(old) if streak.trial.is_some() && ns < old => {
+            // What was known is old, and of caches that were not used to it, or of a time when both ways were faster.
+            Some(old) if streak.trial.is_some() && (ns < old || usual.is_some_and(|usual| old < usual)) => {
                 *cost = Cost::of(ns);
                 self.look_whether_changed(way, old, ns);
             }
@@ -498,7 +512,7 @@ impl Class {
     /// The way that is not taken has become much faster: soon it is tried again.
     fn look_whether_changed(&mut self, way: Way, before: f64, ns: f64) {
         if self.faster.is_some_and(|faster| faster != way) && ns < 0.75 * before {
-            self.gap = SOON.0;
+            self.gap = SOON;
             self.retry = self.messages + self.gap;
         }
     }
@@ -874,6 +888,28 @@ mod tests {
         assert!(all <= 5, "{all} of 100");
         let all = share(2, 200, |n| [440, 20][n as usize], 160);
         assert!(all >= 95, "{all} of 100");
+    }
+
+    #[test]
+    fn what_slows_both_ways_down_changes_none() {
+        // Nearly as fast as each other, and both slower for a tenth of all messages; the first messages after a change take longer.
+        let (mut ways, mut now) = (Ways::default(), Instant::now());
+        let (mut last, mut changes, mut since) = (None, 0, 0);
+        for number in 0..8000 {
+            let message = ways.begin_at(Choice { len: 1 << 20, one_copy: Way::Attach }, now);
+            if last.replace(message.way) != Some(message.way) {
+                (changes, since) = (changes + 1, 0);
+            }
+            since += 1;
+            let slow = if number % 500 < 50 { 2 } else { 1 };
+            let ns = [200_000, 205_000][message.way.place()] * slow * if since <= 8 { 2 } else { 1 };
+            now += Duration::from_nanos(ns);
+            ways.ended_at(message, false, now);
+            now += Duration::from_nanos(ns / 4);
+        }
+        // Those at first, and two for each trial.
+        let trials = 2 + 8000 / (DOUBTED * TRIAL.0);
+        assert!(changes <= u64::from(TRIALS) + 2 * trials, "{changes}");
     }
 
     #[test]
