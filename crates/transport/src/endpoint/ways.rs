@@ -13,8 +13,9 @@
 //!
 //! At first the ways alternate, and the first streak of each is not measured, since memory is touched and the sender's process looked
 //! up there. From then on the way that was faster has almost all messages; the other is tried again after 256 of them, and then
-//! ever more seldom while it stays the slower one. If the usual way takes longer than the other once did, that is tried sooner, and only
-//! what it takes then counts: what slows one down may slow down the other, and each change costs something.
+//! ever more seldom while it stays the slower one. If the usual way comes to take longer than the other once did, that is tried the sooner the
+//! more it takes, and taken if it is faster then: what slows one down may slow down the other, and each change costs something. The way that
+//! was left is expected to take what it did at its best, so it is soon tried again. Trials in vain make doubts rarer.
 //!
 //! One message says nothing about a way that none has come for long: caches have become used to the other, and it takes some ten
 //! megabytes until they are used to this one. So a trial is a streak as well, of which the end counts, and it is given up if it takes
@@ -37,11 +38,16 @@ const STREAK: [[(u64, u64); 2]; 2] = [[(4, 4 << 20), (64, 8 << 20)], [(16, 4 << 
 /// Bytes at the beginning of one of the first streaks that do not count: of messages that come one at a time, none if one is longer; and of
 /// others if the streak before is still under way, then one message at least.
 const UNCOUNTED: [u64; 2] = [256 << 10, 1 << 20];
-/// Messages and bytes of a trial, at most, and how small a part of all messages trials are once there has been one: as long as the usual way
-/// is the faster one, and otherwise.
+/// Messages and bytes of a trial, at most, and how many times as many messages lie between two trials as long as the usual way is the faster
+/// one and has been tried once.
 const TRIAL: (u64, u64) = (64, 64 << 20);
 const RARE: u64 = 64;
-const DOUBTED: u64 = 16;
+/// If the usual way has come to take longer than the other took, by a part of that, so many such parts and messages of a trial lie between two
+/// trials (a half longer: four times as many as a trial has); twice as many for each trial of late that was in vain, so often at most. A
+/// change that lasts for less than so many times as many messages as a trial has was in vain, too.
+const DOUBT: f64 = 2.0;
+const MOST_DOUBTS: u32 = 5;
+const LASTING: u64 = 8;
 /// A trial goes on as long as messages overlap, for so many at most.
 const OVERLAP: u64 = 16;
 /// A streak ends early if it takes so many times what the usual way takes: a trial after a quarter of its messages, another after so many.
@@ -282,9 +288,15 @@ struct Class {
     since: u64,
     retry: u64,
     gap: u64,
-    /// The message with which the last trial began, and whether what that found has not been looked at yet.
+    /// The message with which the last trial began, whether the usual way had become slower than the other had been, and what a byte took in
+    /// the trial, until that is looked at.
     tried: u64,
-    is_fresh: bool,
+    is_doubted: bool,
+    found: Option<f64>,
+    /// Trials that were in vain, of late.
+    doubts: u32,
+    /// What the usual way took at its best since it became the usual one.
+    least: f64,
     /// What is left of failures of the way that is one copy.
     fails: u32,
 }
@@ -340,7 +352,7 @@ impl Class {
         self.streak.way = Some(way);
         self.streak.is_first = self.streak.number <= self.first_streaks();
         // The caches are those of the way before.
-        if streak.trial.is_some() {
+        if streak.trial.is_some() && streak.way != Some(way) {
             self.settling = streak.asked / 2;
         } else if self.streak.is_first {
             // The first of several at a time adds what all wait for, which is a part of what they take; unless others are under way.
@@ -362,36 +374,75 @@ impl Class {
             return if self.streak.number.is_multiple_of(2) { one_copy } else { Way::Copy };
         }
         let trial = TRIAL.0.min(TRIAL.1 / choice.len.max(1)).max(2);
-        let (faster, slower) = match self.costs.map(|cost| cost.ns) {
-            [Some(copy), Some(other)] if other < copy * one_copy.favour() => (one_copy, Way::Copy),
-            _ => (Way::Copy, one_copy),
+        // More than 1 if the way that is one copy is the faster one.
+        let ratio = |[copy, other]: [Option<f64>; 2]| match (copy, other) {
+            (Some(copy), Some(other)) => copy * one_copy.favour() / other,
+            _ => 0.0,
         };
-        let (mut way, mut other) = (faster, slower);
-        let is_known =
-            std::mem::take(&mut self.is_fresh) || self.costs[slower.place()].ns == Some(f64::INFINITY);
-        if self.faster == Some(slower) && !is_known {
-            // What is known of the other is old, and if it is slow now, so may that be: it is tried before it is taken.
-            (way, other) = (slower, faster);
-            self.retry = self.retry.min(number.max(self.tried + DOUBTED * trial));
-        } else if self.faster != Some(faster) {
+        let known = self.costs.map(|cost| cost.ns);
+        let before = self.faster.map(Way::place);
+        let mut usual = before.unwrap_or(usize::from(ratio(known) > 1.0));
+        let found = self.found.take();
+        let now = [0, 1].map(|place| if place == usual { known[place] } else { found.or(known[place]) });
+        if usize::from(ratio(now) > 1.0) != usual && (found.is_some() || known[usual] == Some(f64::INFINITY))
+        {
+            self.change(usual, found, number - self.since < LASTING * trial);
+            usual = 1 - usual;
+        } else if found.is_some() {
+            self.doubt(self.is_doubted);
+            if let (true, Some(found), Some(old)) = (self.is_doubted, found, known[1 - usual])
+                && found > old
+            {
+                self.costs[1 - usual] = Cost::of(f64::midpoint(old, found));
+            }
+        }
+        if before != Some(usual) {
             // If it changes back and forth, trials stay as rare as they were.
             if number - self.since >= self.gap {
                 self.gap = SOON;
             }
-            (self.faster, self.since) = (Some(faster), number);
-            self.retry = number + self.gap;
+            (self.since, self.least, self.retry) = (number, f64::INFINITY, number + self.gap);
         }
-        if number < self.retry {
+        let ways = [Way::Copy, one_copy];
+        let (way, other) = (ways[usual], ways[1 - usual]);
+        self.faster = Some(way);
+        // What is known of the other is old: if the usual way takes longer now, so may that. It is tried before it is taken.
+        let ratio = ratio(self.costs.map(|cost| cost.ns));
+        let more = if usual == 0 { ratio } else { 1.0 / ratio } - 1.0;
+        let (ago, vain) = (number - self.tried, f64::from(1 << self.doubts));
+        let is_doubted = more.is_finite() && ago >= trial && ago as f64 * more >= DOUBT * trial as f64 * vain;
+        if number < self.retry && !is_doubted {
             return way;
         }
+        let is_doubted = is_doubted && number < self.retry;
         self.streak.trial = Some(trial);
         self.tried = number;
         if !std::mem::take(&mut self.is_more) {
             self.more = MORE.1;
-            self.gap = (2 * self.gap).min(RETRY).max(RARE * trial);
+            self.is_doubted = is_doubted;
+            if !is_doubted {
+                self.gap = (2 * self.gap).min(RETRY).max(RARE * trial);
+            }
         }
         self.retry = number + self.gap;
         other
+    }
+
+    /// Another way is the usual one from now on, since a trial has found what it takes, or since this one is no more. The one before may have
+    /// been slow for a while only.
+    fn change(&mut self, from: usize, found: Option<f64>, is_soon: bool) {
+        if let Some(found) = found {
+            self.costs[1 - from] = Cost::of(found);
+            if self.least.is_finite() {
+                self.costs[from] = Cost::of(self.least);
+            }
+        }
+        self.doubt(is_soon);
+    }
+
+    /// A trial was in vain, or led to a change that did not last; or not.
+    fn doubt(&mut self, is_vain: bool) {
+        self.doubts = if is_vain { MOST_DOUBTS.min(self.doubts + 1) } else { self.doubts.saturating_sub(1) };
     }
 
     /// Streaks in which the ways alternate.
@@ -474,12 +525,13 @@ impl Class {
         let ns = of.each();
         let is_first = streak.number <= self.first_streaks();
         let is_dear = way == Way::Pages && self.odd > self.most_odd;
-        let usual = self.faster.and_then(|faster| self.costs[faster.place()].ns);
-        self.is_fresh |= streak.trial.is_some();
+        if streak.trial.is_some() {
+            self.found = Some(ns);
+        }
         let cost = &mut self.costs[way.place()];
         match cost.ns {
-            // What was known is old, and of caches that were not used to it, or of a time when both ways were faster.
-            Some(old) if streak.trial.is_some() && (ns < old || usual.is_some_and(|usual| old < usual)) => {
+            // What was known is old, and of caches that were not used to it.
+            Some(old) if streak.trial.is_some() && ns < old => {
                 *cost = Cost::of(ns);
                 self.look_whether_changed(way, old, ns);
             }
@@ -498,6 +550,11 @@ impl Class {
                 }
             }
         }
+        if let (None, Some(ns), Some(faster)) = (streak.trial, self.costs[way.place()].ns, self.faster)
+            && faster.place() == way.place()
+        {
+            self.least = self.least.min(ns);
+        }
     }
 
     /// No buffer of a streak has come back: another streak is tried in its place.
@@ -506,6 +563,9 @@ impl Class {
             self.unfit += u64::from(self.unfit < MORE.0);
         } else if streak.trial.is_some() && self.more > 0 {
             (self.more, self.is_more, self.retry) = (self.more - 1, true, self.messages);
+        } else if streak.trial.is_some() && self.is_doubted {
+            // No buffer comes back as long as there are only trials.
+            self.found = self.costs[Way::Pages.place()].ns;
         }
     }
 
@@ -890,6 +950,33 @@ mod tests {
         assert!(all >= 95, "{all} of 100");
     }
 
+    /// How long messages of 1 MiB take that come one at a time, beside the faster way for each; the n-th takes what `costs` says by each way.
+    fn beside_the_best(count: u32, costs: impl Fn(u32) -> [f64; 2]) -> f64 {
+        let (mut ways, mut now, mut all, mut best) = (Ways::default(), Instant::now(), 0.0, 0.0);
+        for number in 0..count {
+            let message = ways.begin_at(to_attach(1 << 20), now);
+            let costs = costs(number);
+            let took = Duration::from_micros(200).mul_f64(costs[message.way.place()]);
+            (all, best) = (all + costs[message.way.place()], best + costs[0].min(costs[1]));
+            now += took;
+            ways.ended_at(message, false, now);
+            now += took / 2;
+        }
+        all / best
+    }
+
+    #[test]
+    fn a_way_that_becomes_much_slower_soon_after_a_trial_is_left_at_once() {
+        let all = beside_the_best(2400, |number| [if number < 400 { 1.0 } else { 10.0 }, 1.1]);
+        assert!(all < 1.2, "{all}");
+    }
+
+    #[test]
+    fn a_way_that_was_slow_for_a_while_is_the_usual_one_again() {
+        let all = beside_the_best(20_000, |number| [if number % 3000 < 2940 { 1.0 } else { 5.0 }, 1.9]);
+        assert!(all < 1.1, "{all}");
+    }
+
     #[test]
     fn what_slows_both_ways_down_changes_none() {
         // Nearly as fast as each other, and both slower for a tenth of all messages; the first messages after a change take longer.
@@ -908,7 +995,7 @@ mod tests {
             now += Duration::from_nanos(ns / 4);
         }
         // Those at first, and two for each trial.
-        let trials = 2 + 8000 / (DOUBTED * TRIAL.0);
+        let trials = 2 + 8000 / (16 * TRIAL.0);
         assert!(changes <= u64::from(TRIALS) + 2 * trials, "{changes}");
     }
 
