@@ -5,6 +5,7 @@
  * usage: memory LIBFABRIC [TEST...]
  */
 #include "pair.h"
+#include <sys/prctl.h>
 
 /* The counters of this process, as the provider tells benchmarks. */
 static void counters(uint64_t *out_, size_t count)
@@ -357,9 +358,13 @@ static void targets_that_die(struct side *s)
 				open_side(&v, NULL);
 				publish(&v, 7, FI_REMOTE_READ | FI_REMOTE_WRITE);
 				EQUAL(fi_getname(&v.ep->fid, hello.name, &len), 0);
+				CHECK(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
 				CHECK(write(to[1], &hello, sizeof hello) == sizeof hello);
-				for (;;)
-					pause();
+				/* Where the writer cannot write its section, it does the operations itself. */
+				for (;;) {
+					struct fi_cq_tagged_entry e;
+					fi_cq_read(v.cq, &e, 1);
+				}
 			}
 			CHECK(read(to[0], &hello, sizeof hello) == sizeof hello);
 			close(to[0]);
