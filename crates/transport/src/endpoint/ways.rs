@@ -58,6 +58,8 @@ const FEW: u64 = 16;
 const MOST: (f64, f64) = (4.0, 16.0);
 /// Messages before the first trial.
 const SOON: u64 = 256;
+/// Messages go both ways if there is one the other way for so many.
+const MUTUAL: u32 = 16;
 /// A way is given up if it fails twice in so many messages.
 const FAILS: u32 = 8;
 /// Messages follow each other if there is less between them than such a part of the time that one takes.
@@ -118,8 +120,9 @@ pub(super) struct Measured {
     /// The streak that it is part of, and whether it counts there.
     streak: u64,
     counts: bool,
-    /// Whether it is one of several at a time.
+    /// Whether it is one of several at a time, and whether messages go the other way meanwhile.
     is_dense: bool,
+    is_mutual: bool,
 }
 
 impl Measured {
@@ -303,7 +306,7 @@ struct Class {
 
 impl Class {
     /// The next message, which is asked for now.
-    fn begin(&mut self, choice: Choice, begin: Instant, is_dense: bool) -> Measured {
+    fn begin(&mut self, choice: Choice, begin: Instant, is_dense: bool, is_mutual: bool) -> Measured {
         if !self.streak.goes_on() {
             self.next_streak(choice, is_dense);
         }
@@ -334,6 +337,7 @@ impl Class {
             streak: streak.number,
             counts,
             is_dense,
+            is_mutual,
         }
     }
 
@@ -579,8 +583,9 @@ impl Class {
 }
 
 /// Messages of about the same length. Those that come one at a time, between which the program does other things, and those that follow one
-/// another have a class each: what is faster for these may be slower for those.
-type Lengths = [Class; 2];
+/// another have a class each, and so have those that come while others go the other way, which each of the two processes copies, too: what is
+/// faster for these may be slower for those. A program changes between them within milliseconds.
+type Lengths = [[Class; 2]; 2];
 
 /// A message that has ended, in so many nanoseconds, while no other was under way: what lies between it and the next one is not known yet.
 #[derive(Debug, Clone, Copy)]
@@ -602,6 +607,8 @@ pub(super) struct Ways {
     busy: (u64, u64),
     /// Whether the last message that came after a pause was followed by another one without a pause.
     is_dense: bool,
+    /// How many of the next ones come while messages go the other way, if no more go there.
+    mutual: u32,
     /// When the last one ended, and how long it took.
     last_end: Option<Instant>,
     last_ns: u64,
@@ -631,7 +638,7 @@ impl Ways {
     }
 
     fn class(&mut self, message: &Measured) -> &mut Class {
-        &mut self.lengths(message.choice)[usize::from(message.is_dense)]
+        &mut self.lengths(message.choice)[usize::from(message.is_mutual)][usize::from(message.is_dense)]
     }
 
     /// The next message, which is asked for now, and its way.
@@ -650,8 +657,16 @@ impl Ways {
             self.class(&message).ended(&message, Some(ns.saturating_add(gap.min(most))), is_odd);
         }
         let is_dense = self.next_is_dense(gap);
+        let is_mutual = self.mutual > 0;
+        self.mutual = self.mutual.saturating_sub(1);
         self.under_way += 1;
-        self.lengths(choice)[usize::from(is_dense)].begin(choice, now, is_dense)
+        self.lengths(choice)[usize::from(is_mutual)][usize::from(is_dense)]
+            .begin(choice, now, is_dense, is_mutual)
+    }
+
+    /// A long message goes the other way.
+    pub(super) fn sent(&mut self) {
+        self.mutual = MUTUAL;
     }
 
     /// Whether the next message, which is asked for now, is one of several at a time. The first of several is taken for one if the last first
@@ -978,6 +993,26 @@ mod tests {
     }
 
     #[test]
+    fn messages_that_go_both_ways_at_once_are_others() {
+        // In turn: 300 that come alone, faster in two copies, and 300 while others go the other way.
+        let (mut ways, mut now, mut all, mut best) = (Ways::default(), Instant::now(), 0, 0);
+        for number in 0..12_000 {
+            let is_mutual = number / 300 % 2 == 1;
+            if is_mutual {
+                ways.sent();
+            }
+            let costs: [u64; 2] = if is_mutual { [480_000, 400_000] } else { [200_000, 280_000] };
+            let message = ways.begin_at(to_attach(1 << 20), now);
+            let took = costs[message.way.place()];
+            (all, best) = (all + took, best + costs[0].min(costs[1]));
+            now += Duration::from_nanos(took);
+            ways.ended_at(message, false, now);
+            now += Duration::from_nanos(took / 4);
+        }
+        assert!(all * 100 < best * 105, "{all} of {best}");
+    }
+
+    #[test]
     fn what_slows_both_ways_down_changes_none() {
         // Nearly as fast as each other, and both slower for a tenth of all messages; the first messages after a change take longer.
         let (mut ways, mut now) = (Ways::default(), Instant::now());
@@ -1078,7 +1113,7 @@ mod tests {
                 ways.ended_at(message, false, now);
             }
         }
-        assert_eq!(ways.lengths(to_attach(len))[1].costs[0].ns, Some(1.0));
+        assert_eq!(ways.lengths(to_attach(len))[0][1].costs[0].ns, Some(1.0));
     }
 
     #[test]
