@@ -75,5 +75,5 @@ sys.stdout.flush()
 if os.environ.get("HOLD"):
     # While somebody looks at what is granted.
     if rank == 0:
-        sys.stdin.read()
+        sys.stdin.readline()  # Open MPI 5 does not pass on the end of its input
     comm.Barrier()
