@@ -261,7 +261,9 @@ impl Core {
     /// Makes the announcement of a message, and the operation that waits for its receiver; gives the announcement's words, too.
     fn announce(&mut self, berth: &mut Berth, send: &Send<'_>, delivered: bool) -> (Message, usize) {
         let (to, len) = (send.to, total(send.bufs));
-        self.peers[to.0 as usize].ways.sent();
+        if len >= super::attach::LEAST {
+            self.peers[to.0 as usize].ways.sent();
+        }
         let then = self.template(send.ticket, Op::Send { tagged: send.tagged }, len);
         let (offered, offer) = self.offer(berth, to, send.bufs).unzip();
         // What lies in memory of the region has no pages to grant.

@@ -13,9 +13,10 @@
 //!
 //! At first the ways alternate, and the first streak of each is not measured, since memory is touched and the sender's process looked
 //! up there. From then on the way that was faster has almost all messages; the other is tried again after 256 of them, and then
-//! ever more seldom while it stays the slower one. If the usual way comes to take longer than the other once did, that is tried the sooner the
-//! more it takes, and taken if it is faster then: what slows one down may slow down the other, and each change costs something. The way that
-//! was left is expected to take what it did at its best, so it is soon tried again. Trials in vain make doubts rarer.
+//! ever more seldom while it stays the slower one. If the usual way comes to take longer than the other once did, the other is not taken at
+//! once, since what slows down one may slow down both, and each change costs something. It is tried: the longer the usual way takes, the sooner.
+//! It becomes the usual one if it is faster in that trial. The way that was left is expected to take what it did at its best, so it is soon tried again.
+//! After trials in vain the next ones come later.
 //!
 //! One message says nothing about a way that none has come for long: caches have become used to the other, and it takes some ten
 //! megabytes until they are used to this one. So a trial is a streak as well, of which the end counts, and it is given up if it takes
@@ -38,13 +39,13 @@ const STREAK: [[(u64, u64); 2]; 2] = [[(4, 4 << 20), (64, 8 << 20)], [(16, 4 << 
 /// Bytes at the beginning of one of the first streaks that do not count: of messages that come one at a time, none if one is longer; and of
 /// others if the streak before is still under way, then one message at least.
 const UNCOUNTED: [u64; 2] = [256 << 10, 1 << 20];
-/// Messages and bytes of a trial, at most, and how many times as many messages lie between two trials as long as the usual way is the faster
-/// one and has been tried once.
+/// Messages and bytes of a trial, at most. Between two trials, after the first, there are at least so many times the messages of one, unless the usual
+/// way has become slower.
 const TRIAL: (u64, u64) = (64, 64 << 20);
 const RARE: u64 = 64;
-/// If the usual way has come to take longer than the other took, by a part of that, so many such parts and messages of a trial lie between two
-/// trials (a half longer: four times as many as a trial has); twice as many for each trial of late that was in vain, so often at most. A
-/// change that lasts for less than so many times as many messages as a trial has was in vain, too.
+/// If the usual way takes longer than is known of the other by a part p of that, there are so many divided by p times the messages of a trial between
+/// two trials (p of a half: four times), and once at least. Each trial of late that was in vain doubles that, up to so often. A change that is
+/// undone within so many times the messages of a trial was in vain, too.
 const DOUBT: f64 = 2.0;
 const MOST_DOUBTS: u32 = 5;
 const LASTING: u64 = 8;
@@ -58,8 +59,9 @@ const FEW: u64 = 16;
 const MOST: (f64, f64) = (4.0, 16.0);
 /// Messages before the first trial.
 const SOON: u64 = 256;
-/// Messages go both ways if there is one the other way for so many.
-const MUTUAL: u32 = 16;
+/// Messages after a first one that goes the other way that are taken for such that come meanwhile; for each further one there is one more, up to so
+/// many.
+const MUTUAL: (u32, u32) = (16, 256);
 /// A way is given up if it fails twice in so many messages.
 const FAILS: u32 = 8;
 /// Messages follow each other if there is less between them than such a part of the time that one takes.
@@ -285,17 +287,17 @@ struct Class {
     most_odd: u32,
     /// By way.
     costs: [Cost; 2],
-    /// The way that was faster when a message last had the choice, and the message from which on it was; the message with which the other
+    /// The usual way, which was the faster one when that was last decided, and the message from which on it is; the message with which the other
     /// is tried again, and the distance to the trial after that.
     faster: Option<Way>,
     since: u64,
     retry: u64,
     gap: u64,
-    /// The message with which the last trial began, whether the usual way had become slower than the other had been, and what a byte took in
-    /// the trial, until that is looked at.
+    /// The message with which the last trial began, whether it came early since the usual way had become slower, and of which way it was and what
+    /// a byte took, until that is looked at.
     tried: u64,
     is_doubted: bool,
-    found: Option<f64>,
+    found: Option<(Way, f64)>,
     /// Trials that were in vain, of late.
     doubts: u32,
     /// What the usual way took at its best since it became the usual one.
@@ -352,11 +354,12 @@ impl Class {
             }
         }
         self.streak = Streak { number: streak.number + 1, is_dense, ..Streak::default() };
+        let before = self.faster;
         let way = self.choose(choice);
         self.streak.way = Some(way);
         self.streak.is_first = self.streak.number <= self.first_streaks();
         // The caches are those of the way before.
-        if streak.trial.is_some() && streak.way != Some(way) {
+        if streak.trial.is_some() && self.faster == before {
             self.settling = streak.asked / 2;
         } else if self.streak.is_first {
             // The first of several at a time adds what all wait for, which is a part of what they take; unless others are under way.
@@ -386,7 +389,7 @@ impl Class {
         let known = self.costs.map(|cost| cost.ns);
         let before = self.faster.map(Way::place);
         let mut usual = before.unwrap_or(usize::from(ratio(known) > 1.0));
-        let found = self.found.take();
+        let found = self.found.take().filter(|(way, _)| way.place() != usual).map(|(_, ns)| ns);
         let now = [0, 1].map(|place| if place == usual { known[place] } else { found.or(known[place]) });
         if usize::from(ratio(now) > 1.0) != usual && (found.is_some() || known[usual] == Some(f64::INFINITY))
         {
@@ -432,19 +435,20 @@ impl Class {
         other
     }
 
-    /// Another way is the usual one from now on, since a trial has found what it takes, or since this one is no more. The one before may have
-    /// been slow for a while only.
+    /// The other way is the usual one from now on, since a trial has found what it takes, or since the one before has failed. That may have been slow for
+    /// a while only. `is_soon` if the last change was not long ago.
     fn change(&mut self, from: usize, found: Option<f64>, is_soon: bool) {
         if let Some(found) = found {
             self.costs[1 - from] = Cost::of(found);
-            if self.least.is_finite() {
+            let failed = self.costs[from].ns == Some(f64::INFINITY);
+            if self.least.is_finite() && !failed {
                 self.costs[from] = Cost::of(self.least);
             }
         }
         self.doubt(is_soon);
     }
 
-    /// A trial was in vain, or led to a change that did not last; or not.
+    /// Trials are rarer from now on if one was in vain, and otherwise more frequent.
     fn doubt(&mut self, is_vain: bool) {
         self.doubts = if is_vain { MOST_DOUBTS.min(self.doubts + 1) } else { self.doubts.saturating_sub(1) };
     }
@@ -530,7 +534,7 @@ impl Class {
         let is_first = streak.number <= self.first_streaks();
         let is_dear = way == Way::Pages && self.odd > self.most_odd;
         if streak.trial.is_some() {
-            self.found = Some(ns);
+            self.found = Some((way, ns));
         }
         let cost = &mut self.costs[way.place()];
         match cost.ns {
@@ -567,9 +571,9 @@ impl Class {
             self.unfit += u64::from(self.unfit < MORE.0);
         } else if streak.trial.is_some() && self.more > 0 {
             (self.more, self.is_more, self.retry) = (self.more - 1, true, self.messages);
-        } else if streak.trial.is_some() && self.is_doubted {
-            // No buffer comes back as long as there are only trials.
-            self.found = self.costs[Way::Pages.place()].ns;
+        } else if streak.trial.is_some() {
+            // No buffer comes back as long as there are only trials, so what is known decides.
+            self.found = self.costs[Way::Pages.place()].ns.map(|ns| (Way::Pages, ns));
         }
     }
 
@@ -582,9 +586,9 @@ impl Class {
     }
 }
 
-/// Messages of about the same length. Those that come one at a time, between which the program does other things, and those that follow one
-/// another have a class each, and so have those that come while others go the other way, which each of the two processes copies, too: what is
-/// faster for these may be slower for those. A program changes between them within milliseconds.
+/// Messages of about the same length, in four classes, since what is faster for some may be slower for others: those that come while long messages go
+/// the other way, with which both processes have work, too, and others; and of both those that follow one another, and those that come one at a
+/// time, between which the program does other things.
 type Lengths = [[Class; 2]; 2];
 
 /// A message that has ended, in so many nanoseconds, while no other was under way: what lies between it and the next one is not known yet.
@@ -607,7 +611,7 @@ pub(super) struct Ways {
     busy: (u64, u64),
     /// Whether the last message that came after a pause was followed by another one without a pause.
     is_dense: bool,
-    /// How many of the next ones come while messages go the other way, if no more go there.
+    /// How many of the next ones are taken for such that come while messages go the other way, if no more are sent there.
     mutual: u32,
     /// When the last one ended, and how long it took.
     last_end: Option<Instant>,
@@ -664,9 +668,9 @@ impl Ways {
             .begin(choice, now, is_dense, is_mutual)
     }
 
-    /// A long message goes the other way.
+    /// A long message is announced to the remote endpoint.
     pub(super) fn sent(&mut self) {
-        self.mutual = MUTUAL;
+        self.mutual = if self.mutual == 0 { MUTUAL.0 } else { MUTUAL.1.min(self.mutual + 1) };
     }
 
     /// Whether the next message, which is asked for now, is one of several at a time. The first of several is taken for one if the last first
@@ -1013,6 +1017,25 @@ mod tests {
     }
 
     #[test]
+    fn windows_both_ways_are_such_as_a_whole() {
+        let mut ways = Ways::default();
+        for window in 0..20 {
+            (0..64).for_each(|_| ways.sent());
+            let messages: Vec<_> = (0..64).map(|_| ways.begin(to_attach(1 << 20))).collect();
+            assert!(messages.iter().all(|message| message.is_mutual), "window {window}");
+            for message in messages {
+                ways.ended(message, false);
+            }
+        }
+        let after = (0..1000).filter(|_| {
+            let message = ways.begin(to_attach(1 << 20));
+            ways.ended(message, false);
+            message.is_mutual
+        });
+        assert!(after.count() <= 256);
+    }
+
+    #[test]
     fn what_slows_both_ways_down_changes_none() {
         // Nearly as fast as each other, and both slower for a tenth of all messages; the first messages after a change take longer.
         let (mut ways, mut now) = (Ways::default(), Instant::now());
@@ -1029,8 +1052,8 @@ mod tests {
             ways.ended_at(message, false, now);
             now += Duration::from_nanos(ns / 4);
         }
-        // Those at first, and two for each trial.
-        let trials = 2 + 8000 / (16 * TRIAL.0);
+        // Those at first, and two for each of the trials, of which there are regular ones and some in vain.
+        let trials = 2 + u64::from(MOST_DOUBTS);
         assert!(changes <= u64::from(TRIALS) + 2 * trials, "{changes}");
     }
 
