@@ -11,9 +11,9 @@
 //! messages:  each stands in every table, under its source and under "any";
 //!            a receive asks the table of its own mask, which is made when it is asked for first
 //! ```
-//! An entry that is taken from the middle leaves a gap, and its number in the tables until a search comes
-//! across it. When there are more gaps than entries the queue is compacted and its index rebuilt; the cost is
-//! spread over as many takes.
+//! An entry that is taken from the middle leaves a gap, and each that is taken its number in the tables until a search
+//! comes across it. When there are more gaps than entries, or so many numbers may be left, the queue is compacted and its
+//! index rebuilt; the cost is spread over as many takes.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, TryReserveError, VecDeque};
@@ -142,11 +142,13 @@ pub(super) struct Queue<T> {
     walked: usize,
     /// Entries taken since the index was last used.
     spared: usize,
+    /// Entries taken since the index was made: so many numbers at most are in the tables for nothing.
+    taken: usize,
 }
 
 impl<T> Default for Queue<T> {
     fn default() -> Self {
-        Self { entries: VecDeque::new(), first: 0, gaps: 0, tables: None, walked: 0, spared: 0 }
+        Self { entries: VecDeque::new(), first: 0, gaps: 0, tables: None, walked: 0, spared: 0, taken: 0 }
     }
 }
 
@@ -260,7 +262,7 @@ impl<T: Keys> Queue<T> {
             _ => Ok(()),
         });
         self.tables = added.is_ok().then_some(tables);
-        (self.walked, self.spared) = (0, 0);
+        (self.walked, self.spared, self.taken) = (0, 0, 0);
     }
 
     /// Searches the queue from its front; makes an index if searches have been long too often.
@@ -388,10 +390,11 @@ impl<T: Keys> Queue<T> {
             return;
         }
         self.spared += 1;
+        self.taken += 1;
         if self.len() < LONG / 4 || self.spared > WORTH * self.len() {
             self.tables = None;
             self.compact();
-        } else if self.gaps > self.len() + LONG {
+        } else if self.gaps > self.len() + LONG || self.taken > 2 * (self.len() + LONG) {
             self.compact();
         }
     }
@@ -402,7 +405,9 @@ impl<T: Keys> Queue<T> {
             self.gaps = 0;
         }
         if self.tables.is_some() {
+            let spared = self.spared;
             self.index_all();
+            self.spared = spared;
         }
     }
 
@@ -421,5 +426,71 @@ impl<T: Keys> Queue<T> {
         self.gaps = 0;
         self.compact();
         taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A receive for one tag of any sender.
+    struct Receive(u64);
+
+    impl Keys for Receive {
+        fn mask(&self) -> Option<u64> {
+            Some(u64::MAX)
+        }
+        fn tag(&self) -> u64 {
+            self.0
+        }
+        fn sources(&self) -> [Option<u32>; 2] {
+            [Some(ANY), None]
+        }
+    }
+
+    fn keys(queue: &Queue<Receive>) -> usize {
+        queue.tables.iter().flatten().map(|table| table.numbers.len()).sum()
+    }
+
+    /// 64 receives stay posted, their tags do not come back, and every second pair of messages comes swapped: the index is used,
+    /// and half of what is taken is at the front, where it is not.
+    #[test]
+    fn an_index_that_stays_in_use_keeps_nothing_of_what_was_taken() {
+        let mut queue = Queue::default();
+        let take = |queue: &mut Queue<Receive>, tag| {
+            let at = queue.find_in_all(tag, [0, ANY], |r| r.0 == tag).unwrap();
+            assert_eq!(queue.remove(at).unwrap().0, tag);
+        };
+        (0..64).for_each(|tag| queue.push(Receive(tag)));
+        // From behind, until it is worth an index.
+        let mut tag = 64;
+        while queue.tables.is_none() {
+            take(&mut queue, tag - 1);
+            queue.push(Receive(tag));
+            tag += 1;
+            assert!(tag < 10_000, "no index was made");
+        }
+        let mut posted: VecDeque<u64> = queue.entries.iter().flatten().map(|r| r.0).collect();
+        for round in 0..100_000_u64 {
+            let (first, second) = (posted.pop_front().unwrap(), posted.pop_front().unwrap());
+            let order = if round % 2 == 0 { [second, first] } else { [first, second] };
+            for came in order {
+                take(&mut queue, came);
+                queue.push(Receive(tag));
+                posted.push_back(tag);
+                tag += 1;
+            }
+            assert!(keys(&queue) < 8 * LONG, "{} keys of {} receives", keys(&queue), queue.len());
+        }
+        assert!(queue.tables.is_some(), "it was in use");
+        // Out of use it goes.
+        while queue.tables.is_some() {
+            let first = posted.pop_front().unwrap();
+            take(&mut queue, first);
+            queue.push(Receive(tag));
+            posted.push_back(tag);
+            tag += 1;
+            assert!(tag < 400_000, "it stays though nobody uses it");
+        }
     }
 }
