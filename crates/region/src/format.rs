@@ -169,6 +169,7 @@ layout! {
         BLOCK @ 16, 8, "local service", "Offset in the section of the endpoint's block.";
         PID @ 24, 8, "local service", "Process id, as seen by the local service; for people.";
         BIRTH @ 32, 8, "local service", "A number that no other endpoint of the system has had, in any region: services that the system had before (upper 32 bits), endpoints that this one has opened (lower 32).";
+        DIED @ 40, 8, "local service", "Incarnation of the last endpoint in this slot that died and was not closed, or 0. Set before LIFE says so.";
         WAKE @ 64, 8, "processes of the peer and its local service, atomic add", "Counts wake-ups; the lower half is a futex.";
     }
     /// One area slot of a peer, in the area table.

@@ -94,10 +94,16 @@ impl Record {
         unchanged(&self.line.words[0], self.alive)
     }
 
-    /// Whether it was closed in good order, and did not die. False once another life has the slot.
+    /// Whether it was closed in good order, and did not die. Once another life has the slot, that is known until one of those that
+    /// came later dies, or the system has another service; then it is false.
     pub fn took_leave(&self) -> bool {
-        let life = Life::unpack(self.line.words[0].get());
-        life.state == State::Free && life.incarnation == self.incarnation()
+        let (life, own) = (Life::unpack(self.line.words[0].get()), self.incarnation());
+        if life.incarnation == own {
+            return life.state == State::Free;
+        }
+        // Before the slot had another life, the death of this one was noted.
+        let is_later = life.incarnation > own && life.incarnation >> 32 == own >> 32;
+        is_later && self.line.words[5].get() < own
     }
 }
 
@@ -279,6 +285,7 @@ mod tests {
     use super::*;
     use crate::address::Naming;
     use crate::directory;
+    use crate::directory::AreaGrant;
     use crate::testing::{Place, SLOTS};
 
     /// The endpoint that looks, in its own process's first slot.
@@ -397,8 +404,38 @@ mod tests {
         assert!(find(local, 1).unwrap().took_leave(), "as long as its slot is free");
         assert!(!record.lives() && !record.is_active() && !record.still_lives() && record.took_leave());
         assert!(!stale.took_leave());
+        let (again, later) = vm.open_endpoint(area.area, area.first.offset, 1).unwrap();
+        assert!(again == local && later > incarnation);
+        assert!(record.took_leave() && !dies.took_leave(), "another life has its slot");
+        vm.close_endpoint(area.area, local).unwrap();
+        assert!(record.took_leave());
         place.kill(1);
         assert!(!dies.lives() && !dies.took_leave() && !record.took_leave());
+    }
+
+    #[test]
+    fn who_died_is_known_until_a_later_one_dies() {
+        let mut place = Place::new();
+        let mut vm = place.boot(1);
+        let area = vm.open_area(64 << 10, 1, "test").unwrap();
+        let record = |vm: &mut directory::Writer, area: &AreaGrant| {
+            let (local, incarnation) = vm.open_endpoint(area.area, area.first.offset, 1).unwrap();
+            let slot = place.member.region().shape().slot(1, local);
+            Record::of(vm.directory(), slot, incarnation).unwrap()
+        };
+        let left = record(&mut vm, &area);
+        vm.close_endpoint(area.area, 0).unwrap();
+        let died = record(&mut vm, &area);
+        assert_eq!(left.slot(), died.slot());
+        vm.close_area(area.area).unwrap();
+        let area = vm.open_area(64 << 10, 1, "test").unwrap();
+        let later = record(&mut vm, &area);
+        assert_eq!(died.slot(), later.slot());
+        assert!(!died.took_leave() && later.lives() && !left.took_leave());
+        vm.close_endpoint(area.area, 0).unwrap();
+        let last = record(&mut vm, &area);
+        assert_eq!(last.slot(), later.slot());
+        assert!(later.took_leave() && !died.took_leave());
     }
 
     #[test]

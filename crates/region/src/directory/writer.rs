@@ -285,6 +285,9 @@ impl Writer {
         }
         let line = self.own_endpoint_line(slot)?;
         let life = Life { state, ..Life::unpack(line.words[0].peek()) };
+        if state == State::Dead {
+            line.words[5].put(life.incarnation);
+        }
         line.words[0].set(life.pack());
         // What is done with the endpoint's memory afterwards comes after this (P5).
         release_fence();
