@@ -189,6 +189,14 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether memory could not be looked at just now, which says nothing of what is in it: there was no room for a mapping or no
+    /// descriptor, or the service did not answer.
+    pub fn says_nothing(&self) -> bool {
+        matches!(self, Self::Memory { .. } | Self::Service { .. } | Self::NoFile { .. })
+    }
+}
+
 /// Why a named object cannot be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ObjectProblem {

@@ -8,7 +8,7 @@ use isthmus_lockfree::life::{Life, State, unchanged};
 use isthmus_lockfree::sync::ReadWord;
 
 use crate::directory;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::area;
 use crate::membership::Region;
 
@@ -87,9 +87,7 @@ impl Party {
     /// Memory that cannot be mapped, or not be had just now, says nothing; so that nobody takes a living process for a dead one, it is
     /// then one that is at work.
     fn look(self, region: &Region) -> Option<(State, u64, u64)> {
-        let says_nothing =
-            |e| matches!(e, Error::Memory { .. } | Error::Service { .. } | Error::NoFile { .. });
-        self.read(region).unwrap_or_else(|e| says_nothing(e).then_some((State::Active, 1, 0)))
+        self.read(region).unwrap_or_else(|e| e.says_nothing().then_some((State::Active, 1, 0)))
     }
 
     fn read(self, region: &Region) -> Result<Option<(State, u64, u64)>> {

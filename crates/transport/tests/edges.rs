@@ -1,13 +1,18 @@
 //! Rare states: a full section, a service that is gone, a faulty peer that still runs.
 
+#![allow(clippy::disallowed_types)] // orderings of the test's own threads
+
 mod common;
 use common::*;
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use isthmus_region::extent::Extent;
 use isthmus_region::format::{KIND_CHANNELS, block};
 use isthmus_region::member::{LocalService, Member};
+use isthmus_region::source::Source;
 use isthmus_region::{Error, Result};
 use isthmus_transport::types::NoMemory;
 use isthmus_transport::wire::{head, kind};
@@ -140,6 +145,58 @@ fn a_faulty_sender_is_not_read_again() {
     assert!(has_come(&mut a, 1));
     assert_eq!(discard(&mut a), Status::NoMessage, "its lane is not read again from the start");
     assert!((0..1000).any(|_| !a.progress()), "there is nothing to do");
+}
+
+/// A local service that gives the region's files; its own peer's alone where no descriptor is left.
+struct Gives {
+    inner: Box<dyn LocalService>,
+    own: u32,
+    files: Arc<Files>,
+    is_out: Arc<AtomicBool>,
+}
+
+impl LocalService for Gives {
+    fn file(&self, index: u32) -> Result<OwnedFd> {
+        match self.is_out.load(Relaxed) && index != self.own {
+            true => Err(Error::NoFile { file: index, reason: "no descriptor is left for it" }),
+            false => self.files.file(index),
+        }
+    }
+    fn grow(&self, bytes: u64) -> Result<Extent> {
+        self.inner.grow(bytes)
+    }
+    fn open_endpoint(&self, block: u64) -> Result<(u32, u64)> {
+        self.inner.open_endpoint(block)
+    }
+    fn close_endpoint(&self, slot: u32) -> Result<()> {
+        self.inner.close_endpoint(slot)
+    }
+}
+
+#[test]
+fn an_endpoint_whose_memory_cannot_be_mapped_now_is_not_taken_for_gone() {
+    let (world, files) = World::in_files(2, 8 << 20);
+    let is_out = Arc::new(AtomicBool::new(true));
+    let open = |peer| {
+        let between = |inner| {
+            let (files, is_out) = (Arc::clone(&files), Arc::clone(&is_out));
+            Box::new(Gives { inner, own: peer + 1, files, is_out }) as Box<dyn LocalService>
+        };
+        let (member, _) = world.attach_with(peer, between);
+        Endpoint::open(&member, Config::default(), Box::new(NoMemory)).unwrap()
+    };
+    let (mut a, mut b) = (open(0), open(1));
+    for _ in 0..2 {
+        let refused = a.resolve(&b.address()).unwrap_err();
+        assert!(matches!(refused, isthmus_transport::Error::Region { .. }), "{refused}");
+        a.progress();
+    }
+    is_out.store(false, Relaxed);
+    let to = a.resolve(&b.address()).unwrap();
+    let mut out = [1; 8];
+    a.send(&message(to, 1, &[buf(&mut out)])).unwrap();
+    polls(&mut [&mut b, &mut a], 600);
+    assert!(has_come(&mut b, 1));
 }
 
 /// A local service that fails to close an endpoint, as if it were gone.

@@ -198,7 +198,7 @@ impl Endpoint {
     /// to it fail.
     ///
     /// # Errors
-    /// [`Error::NoSystem`].
+    /// [`Error::NoSystem`]; [`Error::Region`] if the remote endpoint's memory could not be mapped just now, which a later call may do.
     pub fn resolve(&mut self, address: &Address) -> Result<PeerId, Error> {
         let Some(berth) = &mut self.berth else { return Err(Error::NoSystem) };
         self.core.resolve(berth, address)

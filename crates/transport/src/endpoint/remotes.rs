@@ -60,7 +60,15 @@ impl Core {
         if berth.member.region().find(address.system).is_none() {
             return Err(Error::NoSystem);
         }
-        Ok(self.meet_at(berth, address, Record::find(&berth.member, address).ok()))
+        let record = match Record::find(&berth.member, address) {
+            Ok(record) => Some(record),
+            // It may live: nothing is kept of it, and the next call looks again.
+            Err(source) if source.says_nothing() => {
+                return Err(Error::Region { action: "look at the memory of a peer", source });
+            }
+            Err(_) => None,
+        };
+        Ok(self.meet_at(berth, address, record))
     }
 
     /// The same where it is known where the endpoint is. If it is a sender, its number may be used again once it is gone.

@@ -14,6 +14,7 @@ use isthmus_region::local::LocalBuf;
 use isthmus_region::mapping::Mapping;
 use isthmus_region::member::{LocalService, Member};
 use isthmus_region::membership::{self, NewPeer, Shape};
+use isthmus_region::source::Source;
 use isthmus_transport::{
     Completion, Config, Endpoint, Memory, Op, PeerId, PostError, Posted, Receive, Selector, Send, Status,
     Ticket,
@@ -25,6 +26,20 @@ pub struct World {
     pub map: Arc<Mapping>,
     pub host: membership::Writer,
     pub services: Vec<Arc<Mutex<Writer>>>,
+}
+
+/// The files of a region.
+#[derive(Debug)]
+pub struct Files(Vec<OwnedFd>);
+
+impl Source for Files {
+    fn bytes(&self) -> u64 {
+        1 << 20
+    }
+
+    fn file(&self, index: u32) -> Result<OwnedFd> {
+        Ok(self.0[index as usize].try_clone().unwrap())
+    }
 }
 
 struct Stub {
@@ -73,6 +88,30 @@ impl World {
             host.activate(i, Naming::of_test(i).system).unwrap();
         }
         Self { fd, map, host, services }
+    }
+
+    /// A region in which each peer's section is a file of its own; [`World::attach_with`] needs a service that gives them.
+    pub fn in_files(peers: u32, section_bytes: u64) -> (Self, Arc<Files>) {
+        let bytes = 1 << 20;
+        let memory = |bytes| isthmus_region::create::memory(bytes).unwrap();
+        let fd = memory(bytes);
+        let others: Vec<OwnedFd> = (0..peers).map(|_| memory(section_bytes)).collect();
+        let given = std::iter::once(&fd).chain(&others).map(|fd| fd.try_clone().unwrap()).collect();
+        let files = Arc::new(Files(given));
+        let map = Mapping::map(fd.as_fd(), bytes).unwrap();
+        let shape = Shape::new(bytes, [7, 8], peers, 32).unwrap().with_files(peers + 1, 0).unwrap();
+        let lengths = vec![section_bytes; peers as usize];
+        let source = Arc::clone(&files) as Arc<dyn Source>;
+        let mut host = membership::Writer::create_from(&map, &shape, 1, &lengths, Some(source)).unwrap();
+        let mut services = Vec::new();
+        for i in 0..peers {
+            let new = NewPeer { file: i + 1, section: 0, section_bytes, is_vm: false, name: "peer" };
+            host.add(i, &new).unwrap();
+            let writer = Writer::create(host.region(), i, Naming::of_test(i)).unwrap();
+            services.push(Arc::new(Mutex::new(writer)));
+            host.activate(i, Naming::of_test(i).system).unwrap();
+        }
+        (Self { fd, map, host, services }, files)
     }
 
     /// The section of a peer, as its processes and those that want to harm others write it.
