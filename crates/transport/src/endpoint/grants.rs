@@ -535,6 +535,9 @@ impl Core {
 
     /// A receiver did not find what was granted: from there on all is copied.
     pub(super) fn take_again(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
+        if !self.still_lives(source) {
+            return Ok(());
+        }
         let (id, from) = (message[1], message[2]);
         let Some(Operation::Lent { bufs, len, theirs, sending, paged, is_asked_again, .. }) =
             self.operations.get(id, source)

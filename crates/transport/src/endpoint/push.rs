@@ -70,6 +70,9 @@ impl Core {
 
     /// The receiver of an announced message asks for its bytes: begins its pipeline.
     pub(super) fn take_clear(&mut self, source: PeerId, message: &Message, flags: u8) -> Result<(), Stop> {
+        if !self.still_lives(source) {
+            return Ok(());
+        }
         let (id, theirs, want) = (message[1], message[2], message[3]);
         // Checked before it is taken: an operation that a faulty peer names must stay in the table for `lose`
         // to end it.
@@ -207,6 +210,9 @@ impl Core {
 
     /// One of our operations has ended at the remote endpoint.
     pub(super) fn take_done(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
+        if !self.still_lives(source) {
+            return Ok(());
+        }
         let status = wire::status_of(message[2]);
         // Checked before it is taken, as in `take_clear`. An announced operation ends here only if it is a
         // write that was refused before its payload was asked for, or a message that its receiver may have

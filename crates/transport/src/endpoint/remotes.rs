@@ -198,6 +198,11 @@ impl Core {
     /// Ends everything with a peer that broke the protocol, and notes it for [`super::Endpoint::take_faulty`].
     #[cold]
     pub(super) fn lose_faulty(&mut self, berth: &mut Berth, id: PeerId) {
+        if !self.still_lives(id) {
+            // What was read may have been written by another, which has its memory now (P5).
+            let died = !self.peers[id.0 as usize].took_leave();
+            return self.lose(berth, id, died);
+        }
         if !self.peers[id.0 as usize].path.is_gone() {
             self.faulty.push(id);
         }
