@@ -486,7 +486,12 @@ impl Core {
         }
         let out = self.peers[to.0 as usize].path.lane_mut()?;
         if out.chunks_held() > 0 {
-            return None;
+            // There are fewer than it may hold, so nobody has looked yet which of them the receiver has passed.
+            if out.refresh().is_err() {
+                self.lose_faulty(berth, to);
+                return None;
+            }
+            return out.free_chunk().map(|offset| ChunkPlace { offset, bytes, pooled: true });
         }
         // A full region: the lane's own data ring carries the message, in small pieces.
         let bytes = out.eager_bytes();
