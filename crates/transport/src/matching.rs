@@ -153,6 +153,8 @@ pub enum Body {
     Bytes(Box<[u8]>),
     /// Announced; the sender waits for `CLEAR`.
     Ready(Ready),
+    /// Was announced, and is gone with its sender.
+    Lost,
 }
 
 /// An announcement.
@@ -177,6 +179,7 @@ impl Arrived {
             Body::Inline(_, len) => *len as u64,
             Body::Bytes(bytes) => bytes.len() as u64,
             Body::Ready(ready) => ready.len,
+            Body::Lost => 0,
         }
     }
 
@@ -368,7 +371,8 @@ impl Matching {
         })
     }
 
-    /// Drops announced messages of a peer that is gone, whose payload will never come. Whole messages stay.
+    /// Drops announced messages of a peer that is gone, whose payload will never come; a claimed one stays, and is lost. Whole
+    /// messages stay.
     pub fn forget(&mut self, source: PeerId) {
         let lost = |a: &Arrived| a.source == source && matches!(a.body, Body::Ready { .. });
         let mut left = 0;
@@ -381,7 +385,7 @@ impl Matching {
         if let Some(count) = self.arrived_from.get_mut(source.0 as usize) {
             *count = left;
         }
-        self.claimed.retain(|_, a| !lost(a));
+        self.claimed.values_mut().filter(|a| lost(a)).for_each(|a| a.body = Body::Lost);
     }
 
     /// Takes all receives that are directed to `source`.

@@ -541,6 +541,49 @@ fn a_multi_receive_cancelled_while_a_message_arrives_ends_after_it_as_cancelled(
 }
 
 #[test]
+fn a_claimed_message_whose_sender_is_gone_ends_as_lost_and_not_as_a_mistake() {
+    let world = World::new(2, 16 << 20);
+    for discard in [false, true] {
+        let (mut a, mut b) = (world.endpoint(0), world.endpoint(1));
+        let to = a.resolve(&b.address()).unwrap();
+        let mut out = pattern(1 << 20, 1);
+        a.send(&message(to, 1, &[buf(&mut out)])).unwrap();
+        let ticket = Ticket { context: 7, flags: 0 };
+        for _ in 0..600 {
+            b.progress();
+            a.progress();
+        }
+        b.peek(&any(1), true, false, ticket);
+        let found = b.pop().unwrap();
+        assert_eq!((found.status, found.len), (Status::Ok, 1 << 20));
+        drop(a);
+        assert!(alone(&mut b).is_empty());
+        let mut into = vec![0; 1 << 20];
+        match discard {
+            true => b.discard_claimed(7, ticket).unwrap(),
+            false => b.receive_claimed(7, &[buf(&mut into)], ticket).unwrap(),
+        }
+        let ends: Vec<_> = alone(&mut b).iter().map(|e| (e.status, e.len, e.tag, e.ticket.context)).collect();
+        let status = if discard { Status::Ok } else { Status::PeerGone };
+        assert_eq!(ends, [(status, 0, 1, 7)]);
+    }
+}
+
+#[test]
+fn a_directed_receive_stays_posted_when_its_sender_was_closed_and_another_has_its_slot() {
+    let world = World::new(2, 16 << 20);
+    let (mut a, b) = (world.endpoint(0), world.endpoint(1));
+    let from = a.resolve(&b.address()).unwrap();
+    let mut into = [0; 8];
+    a.receive(&receive(Selector { from: Some(from), ..any(1) }, &[buf(&mut into)])).unwrap();
+    drop(b);
+    let c = world.endpoint(1);
+    assert!(alone(&mut a).is_empty(), "closed in good order");
+    assert!(a.cancel(receive(any(1), &[]).ticket.context));
+    drop(c);
+}
+
+#[test]
 fn peek_and_claim_find_a_message_once() {
     let world = World::new(2, 8 << 20);
     let mut a = world.endpoint(0);

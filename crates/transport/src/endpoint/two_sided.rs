@@ -237,6 +237,11 @@ impl Core {
                 let _ = self.deliver(&waiting, from, &Payload::Bytes(&bytes));
             }
             Body::Ready(ready) => self.begin(waiting, from, ready, because),
+            Body::Lost => {
+                let mut done = received(waiting.ticket, waiting.select.tagged, from, 0, 0, 0);
+                done.status = Status::PeerGone;
+                self.completions.push_back(done);
+            }
         }
     }
 
