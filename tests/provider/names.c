@@ -169,8 +169,10 @@ static void sources(struct side *unused)
 		char theirs[64];
 		hear(theirs, 64);
 		EQUAL(fi_av_insert(s.av, theirs, 1, &server, 0, NULL), 1);
-		POST(&s, fi_tinject(s.ep, "x", 1, server, 7));
-		barrier();
+		for (const char *what = "xyz"; *what; what++) {
+			POST(&s, fi_tinject(s.ep, what, 1, server, 7));
+			barrier();
+		}
 	} else {
 		open_named(&s, NULL, NULL, 0, FI_MSG | FI_TAGGED | FI_SOURCE);
 		start(&s);
@@ -186,16 +188,26 @@ static void sources(struct side *unused)
 		size_t len = sizeof mine;
 		EQUAL(fi_getname(&s.ep->fid, mine, &len), 0);
 		tell(mine, 64);
-		POST(&s, fi_trecv(s.ep, &got, 1, NULL, FI_ADDR_UNSPEC, 7, 0, NULL));
-		struct fi_cq_tagged_entry e;
-		double end = now() + SECONDS;
-		ssize_t r;
-		while ((r = fi_cq_readfrom(s.cq, &e, 1, &from)) == -FI_EAGAIN)
-			CHECK(now() < end);
-		EQUAL(r, 1);
-		CHECK(got == 'x' && (from == server || from == twice));
-		EQUAL(fi_av_remove(s.av, &from, 1, 0), 0);
-		barrier();
+		/* Nothing is posted to the numbers, and what is removed is reported no more. */
+		fi_addr_t before = FI_ADDR_NOTAVAIL;
+		for (const char *what = "xyz"; *what; what++) {
+			POST(&s, fi_trecv(s.ep, &got, 1, NULL, FI_ADDR_UNSPEC, 7, 0, NULL));
+			struct fi_cq_tagged_entry e;
+			double end = now() + SECONDS;
+			ssize_t r;
+			while ((r = fi_cq_readfrom(s.cq, &e, 1, &from)) == -FI_EAGAIN)
+				CHECK(now() < end);
+			EQUAL(r, 1);
+			EQUAL(got, *what);
+			if (*what == 'z') {
+				CHECK(from == FI_ADDR_NOTAVAIL);
+			} else {
+				CHECK((from == server || from == twice) && from != before);
+				EQUAL(fi_av_remove(s.av, &from, 1, 0), 0);
+			}
+			before = from;
+			barrier();
+		}
 	}
 	barrier();
 	close_side(&s);

@@ -256,10 +256,11 @@ impl Remotes {
         set(&mut self.0, number, UNKNOWN, remote.0);
     }
 
-    /// Forgets a number; gives what it stood for.
-    pub(crate) fn forget(&mut self, number: fi_addr_t) -> Option<PeerId> {
-        let known = usize::try_from(number).ok().and_then(|n| self.0.get_mut(n));
-        known.map(|place| PeerId(std::mem::replace(place, UNKNOWN)))
+    /// Forgets a number.
+    pub(crate) fn forget(&mut self, number: fi_addr_t) {
+        if let Some(place) = usize::try_from(number).ok().and_then(|n| self.0.get_mut(n)) {
+            *place = UNKNOWN;
+        }
     }
 }
 
@@ -279,11 +280,9 @@ impl Numbers {
         set(&mut self.0, u64::from(remote.0), FI_ADDR_NOTAVAIL, number);
     }
 
-    /// Forgets that a remote endpoint has this number.
-    pub(crate) fn forget(&mut self, remote: PeerId, number: fi_addr_t) {
-        if let Some(place) = self.0.get_mut(remote.0 as usize).filter(|n| **n == number) {
-            *place = FI_ADDR_NOTAVAIL;
-        }
+    /// Forgets a number, whichever remote endpoint has it: one that only sent something is in no [`Remotes`].
+    pub(crate) fn forget(&mut self, number: fi_addr_t) {
+        self.0.iter_mut().filter(|n| **n == number).for_each(|n| *n = FI_ADDR_NOTAVAIL);
     }
 }
 

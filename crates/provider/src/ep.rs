@@ -277,9 +277,8 @@ impl Ep {
     /// Forgets a number that was removed from the address vector.
     pub(crate) fn forget(&self, number: fi_addr_t) {
         let mut state = self.state.lock();
-        if let Some(remote) = state.remotes.forget(number) {
-            state.bindings.numbers.forget(remote, number);
-        }
+        state.remotes.forget(number);
+        state.bindings.numbers.forget(number);
     }
 
     fn enable(&self) -> c_int {
