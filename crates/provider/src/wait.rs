@@ -96,7 +96,12 @@ impl Watching {
 
     /// Adds an endpoint's bell, unless it was added before; gives whether it is there.
     fn add(&self, ep: &Arc<Ep>) -> bool {
-        let Some(bell) = ep.sleeper().and_then(|sleeper| sleeper.bell()) else { return false };
+        let Some(sleeper) = ep.sleeper() else { return false };
+        let Some(bell) = sleeper.bell() else { return false };
+        if sleeper.is_over() {
+            // The sleeper's own limit is short now.
+            return true;
+        }
         let mut known = locked(&self.known);
         if known.iter().any(|k| std::ptr::eq(k.as_ptr(), Arc::as_ptr(ep))) {
             return true;
@@ -115,6 +120,11 @@ impl Watching {
         for ep in locked(&self.known).iter().filter_map(Weak::upgrade) {
             if let Some(sleeper) = ep.sleeper() {
                 sleeper.drain_bell();
+                if sleeper.is_over()
+                    && let Some(bell) = sleeper.bell()
+                {
+                    self.pollable.leave(bell);
+                }
             }
         }
     }

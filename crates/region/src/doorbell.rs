@@ -28,6 +28,7 @@ use crate::error::Result;
 use crate::format::GlobalSlot;
 use crate::mapping::LineRef;
 use crate::member::Member;
+use crate::shared_by_threads::Flag;
 use crate::wake;
 
 /// The longest sleep where nothing can ring.
@@ -128,6 +129,8 @@ pub struct Sleeper {
     is_taken: Mutex<bool>,
     rung: Condvar,
     pollable: OnceLock<Pollable>,
+    /// Whether the descriptor's other end was closed, since the service has ended: it stays readable, and rings no more.
+    is_over: Flag,
 }
 
 impl Sleeper {
@@ -153,6 +156,7 @@ impl Sleeper {
             is_taken: Mutex::new(false),
             rung: Condvar::new(),
             pollable: OnceLock::new(),
+            is_over: Flag::default(),
         })
     }
 
@@ -181,7 +185,12 @@ impl Sleeper {
     /// The longest sleep that makes sense here.
     pub fn longest(&self) -> Duration {
         let is_deaf = self.doorbell != Doorbell::Futex && self.bell().is_none();
-        if is_deaf { LONGEST_UNRUNG } else { self.longest }
+        if is_deaf || self.is_over() { LONGEST_UNRUNG } else { self.longest }
+    }
+
+    /// Whether the service's descriptor rings no more: who watches it leaves that, since it stays readable.
+    pub fn is_over(&self) -> bool {
+        self.is_over.is_set()
     }
 
     /// The descriptor that the service makes readable; none if it gives none. After a refusal it is asked again, now and then.
@@ -288,7 +297,10 @@ impl Sleeper {
     pub fn pollable(&self) -> rustix::io::Result<&Pollable> {
         if self.pollable.get().is_none() {
             let made = Pollable::new()?;
-            made.watch(self.bell().ok_or(rustix::io::Errno::NOTSUP)?)?;
+            let bell = self.bell().ok_or(rustix::io::Errno::NOTSUP)?;
+            if !self.is_over() {
+                made.watch(bell)?;
+            }
             // For what has come before there was this.
             made.ring();
             // Another thread may be first, which is as well.
@@ -299,7 +311,15 @@ impl Sleeper {
 
     /// Takes what the service left in its descriptor, for a caller that watches it.
     pub fn drain_bell(&self) {
-        if self.bell.get().is_some_and(|bell| drain(bell.as_fd())) {
+        let Some(bell) = self.bell.get() else { return };
+        let (any, is_over) = take(bell.as_fd());
+        if is_over
+            && !self.is_over.set()
+            && let Some(pollable) = self.pollable.get()
+        {
+            pollable.leave(bell.as_fd());
+        }
+        if any {
             self.count_ring();
             if *lock(&self.is_taken)
                 && let Some(own) = self.own.get()
@@ -367,6 +387,11 @@ impl Pollable {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
     }
 
+    /// Watches a descriptor no more.
+    pub fn leave(&self, fd: BorrowedFd<'_>) {
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
     /// Makes it readable; for threads of this process.
     pub fn ring(&self) {
         ring(&self.own);
@@ -417,15 +442,21 @@ pub fn ring(fd: impl AsFd) {
 
 /// Takes what [`ring`] left in an eventfd or a pipe that does not block. Gives whether there was anything.
 pub fn drain(fd: BorrowedFd<'_>) -> bool {
+    take(fd).0
+}
+
+/// The same; gives as well whether nobody can ring any more.
+fn take(fd: BorrowedFd<'_>) -> (bool, bool) {
     let mut bytes = [0_u8; 512];
     let mut any = false;
-    while let Ok(count @ 1..) = rustix::io::read(fd, &mut bytes) {
-        any = true;
-        if count < bytes.len() {
-            break;
+    loop {
+        match rustix::io::read(fd, &mut bytes) {
+            Ok(0) => return (any, true),
+            Ok(count) if count == bytes.len() => any = true,
+            Ok(_) => return (true, false),
+            Err(_) => return (any, false),
         }
     }
-    any
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

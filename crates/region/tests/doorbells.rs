@@ -276,6 +276,34 @@ fn a_program_that_polls_is_rung() {
 }
 
 #[test]
+fn a_program_that_polls_does_not_spin_once_the_service_has_ended() {
+    let (member, service) = world(Doorbell::Service, true);
+    let sleeper = Sleeper::new(&member, 0, true).unwrap();
+    let readable_at_once = |pollable: &Pollable| {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut [PollFd::new(pollable, PollFlags::IN)], Some(&at_once)).unwrap() == 1
+    };
+    let own = sleeper.pollable().unwrap();
+    let others = Pollable::new().unwrap();
+    others.watch(sleeper.bell().unwrap()).unwrap();
+    sleeper.clear();
+    let before = sleeper.longest();
+    assert!(!sleeper.is_over() && !readable_at_once(own) && !readable_at_once(&others));
+    service.bells.lock().unwrap().clear();
+    assert!(readable_at_once(own) && readable_at_once(&others));
+    sleeper.clear();
+    // What else would make it readable is the timer, for which the sleeper's own limit is short from now on.
+    own.set_timer(LONG);
+    assert!(sleeper.is_over() && sleeper.longest() < before);
+    assert!(!readable_at_once(own) && readable_at_once(&others));
+    others.leave(sleeper.bell().unwrap());
+    assert!(!readable_at_once(&others));
+    let begun = Instant::now();
+    sleeper.sleep(sleeper.seen(), LONG);
+    assert!(begun.elapsed() < LONG / 2);
+}
+
+#[test]
 fn waiters_at_a_gate_are_woken_and_none_sleeps_past_a_change() {
     for kind in KINDS {
         let (member, _) = world(kind, true);
