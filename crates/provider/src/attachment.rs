@@ -1,8 +1,8 @@
 //! This process's attachments, from the first `fi_getinfo` to the last domain: one for each service that it asked for.
 //!
 //! `fi_getinfo` is called up to a dozen times and must be cheap: the first call attaches, which shows that there is a
-//! service and a usable region, and the answer is kept for as long as the same service's socket is there. The attachment
-//! itself is held until a domain takes it over, or until libfabric is unloaded. A forked child is another process, and
+//! service and a usable region, and the answer is kept for as long as the same service's socket is there; a refusal, whose reason
+//! may pass, for a second. The attachment itself is held until a domain takes it over, or until libfabric is unloaded. A forked child is another process, and
 //! attaches itself.
 //!
 //! A program that changes the name of the socket between two calls gets a fabric of the other region beside its own. A
@@ -11,6 +11,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use isthmus_fabric_sys::{FI_LOG_CORE, FI_LOG_WARN};
 use isthmus_region::address::SystemId;
@@ -22,12 +23,16 @@ use crate::core::{Core, log};
 /// A socket as one service made it: device, inode, and the time of its last change.
 type Stamp = (u64, u64, i64, i64);
 
+/// How long a refusal is kept, from the service's answer on.
+const REFUSED: Duration = Duration::from_secs(1);
+
 /// What is known of one service.
 struct Probe {
     pid: u32,
     /// Its socket; none where there is none at the places at which a service usually listens.
     socket: Option<PathBuf>,
     stamp: Option<Stamp>,
+    answered: Instant,
     here: Option<Here>,
     held: Option<Arc<Member>>,
     /// The attachment, whoever holds it.
@@ -39,6 +44,7 @@ impl Probe {
     fn is_fresh(&self) -> bool {
         // In this order: a parent's attachment is nothing to ask.
         self.pid == std::process::id()
+            && (self.here.is_some() || self.answered.elapsed() < REFUSED)
             && self.member.upgrade().is_none_or(|member| !member.service().has_ended())
             && self.stamp == stamp(self.socket.as_deref())
     }
@@ -165,7 +171,8 @@ fn ask(core: Option<&Core>, socket: Option<PathBuf>) -> Option<Here> {
     let held = answer.ok();
     let here = held.as_deref().map(Here::of);
     let member = held.as_ref().map(Arc::downgrade).unwrap_or_default();
-    probes.push(Probe { pid: std::process::id(), socket, stamp, here, held, member });
+    let answered = Instant::now();
+    probes.push(Probe { pid: std::process::id(), socket, stamp, answered, here, held, member });
     here
 }
 
@@ -227,4 +234,27 @@ fn asked_for(core: Option<&Core>) -> bool {
     std::env::var_os("ISTHMUS_SOCKET").is_some_and(|v| !v.is_empty())
         || crate::core::socket().is_some()
         || core.and_then(Core::filter).is_some_and(named)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_asked_about_again_after_a_while_and_an_attachment_is_not() {
+        let long_ago = Instant::now().checked_sub(REFUSED + Duration::from_millis(1)).unwrap();
+        let probe = |here, answered| Probe {
+            pid: std::process::id(),
+            socket: None,
+            stamp: None,
+            answered,
+            here,
+            held: None,
+            member: Weak::new(),
+        };
+        let here = Here { region: [1, 2], system: SystemId([3, 4]) };
+        assert!(probe(None, Instant::now()).is_fresh());
+        assert!(!probe(None, long_ago).is_fresh());
+        assert!(probe(Some(here), long_ago).is_fresh());
+    }
 }
