@@ -132,6 +132,7 @@ impl Server<'_> {
         if self.sessions.len() >= MAX_SESSIONS {
             return Err(format!("{MAX_SESSIONS} sessions run already"));
         }
+        let waker = self.waker.try_clone().map_err(|e| e.to_string())?;
         let (session, streams, mut child) = Session::start(stream, request, self.options.cgroup.as_deref())?;
         let (stdin, outputs) = match streams {
             Streams::Pipes { stdin, stdout, stderr } => {
@@ -149,16 +150,20 @@ impl Server<'_> {
         self.mux.add_sink((stream, CHANNEL_IN), stdin);
         self.sessions.insert(stream, session);
         let report = self.report.clone();
-        let waker = self.waker.try_clone().map_err(|e| e.to_string())?;
         let owned = crate::boot::reaper::own(child.id());
-        std::thread::spawn(move || {
+        let waiter = std::thread::Builder::new().spawn(move || {
             let exit = session::exit_of(child.wait());
             drop(owned);
             // Both fail only if the connection has ended.
             let _ = report.send((stream, exit));
             let _ = (&waker).write(&[1]);
         });
-        Ok(())
+        waiter.map(drop).map_err(|e| {
+            // Nobody would learn of its end. Dropped, it is killed.
+            self.sessions.remove(&stream);
+            self.mux.drop_stream(stream);
+            format!("cannot wait for a process: {e}")
+        })
     }
 
     /// Reports sessions that have ended and whose output was sent.

@@ -9,7 +9,9 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
-use rustix::process::{Pid, Signal, Uid, kill_process, kill_process_group};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, Uid, kill_process, kill_process_group, pidfd_open, pidfd_send_signal,
+};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
@@ -39,6 +41,8 @@ pub(super) enum Streams {
 pub(super) struct Session {
     /// The first process; also the number of the session and of its process group.
     first: Pid,
+    /// The same process, whoever has its number once it has ended.
+    handle: OwnedFd,
     cgroup: Option<PathBuf>,
     /// How it ended, how much of [`OUTPUT_GRACE`] is used up, and when that was looked at last.
     exit: Option<(Exit, Duration, Instant)>,
@@ -116,16 +120,26 @@ impl Session {
                 Some(group)
             }
         };
-        let begun = begin(request, cgroup.as_deref());
-        let (streams, child) = begun.inspect_err(|_| {
+        let begun = begin(request, cgroup.as_deref()).and_then(|(streams, mut child)| {
+            let first = Pid::from_child(&child);
+            let both = pidfd_open(first, PidfdFlags::empty()).map_err(io::Error::from).and_then(|handle| {
+                let terminal = match &streams {
+                    Streams::Terminal { master } => Some(master.try_clone()?),
+                    Streams::Pipes { .. } => None,
+                };
+                Ok((handle, terminal))
+            });
+            let (handle, terminal) = both.map_err(|e| {
+                // It has no descendants yet, or they end with its streams.
+                let _ = child.kill();
+                format!("cannot hold on to a process: {e}")
+            })?;
+            Ok((first, handle, terminal, streams, child))
+        });
+        let (first, handle, terminal, streams, child) = begun.inspect_err(|_| {
             cgroup.as_ref().map(fs::remove_dir);
         })?;
-        let terminal = match &streams {
-            Streams::Terminal { master } => Some(master.try_clone().map_err(|e| e.to_string())?),
-            Streams::Pipes { .. } => None,
-        };
-        let first = Pid::from_child(&child);
-        Ok((Self { first, cgroup, exit: None, killed: false, terminal }, streams, child))
+        Ok((Self { first, handle, cgroup, exit: None, killed: false, terminal }, streams, child))
     }
 
     /// Sets the size of the session's terminal, if it has one; the kernel signals that to its processes.
@@ -149,6 +163,8 @@ impl Session {
     /// Kills everything in the session.
     pub(super) fn kill(&mut self) {
         self.killed = true;
+        // The first process enters the group by itself, perhaps only after the group has been killed. Until then it starts nothing.
+        let _ = pidfd_send_signal(&self.handle, Signal::KILL);
         if let Some(group) = &self.cgroup
             && fs::write(group.join("cgroup.kill"), "1").is_ok()
         {
