@@ -118,10 +118,13 @@ fn carry_out(spec: &RunSpec) -> Result<(i32, Option<String>)> {
     let _ = pass::send(&job, spec, &[]);
     watch_processes(&job, child, send)?;
     let mut job_pid = None;
-    let outcome = follow(&job, guardian, &events, &mut job_pid);
-    // If the guardian was killed, this process clears up; otherwise there is nothing to do.
-    for line in guardian::clear(&start, job_pid, &others) {
-        tell!("{line}");
+    let mut cleared = false;
+    let outcome = follow(&job, guardian, &events, &mut job_pid, &mut cleared);
+    // Only if the guardian was killed: processes that others of this process's children left to it are taken for the run's then.
+    if !cleared {
+        for line in guardian::clear(&start, job_pid, &others) {
+            tell!("{line}");
+        }
     }
     if spec.keep && start.dir.exists() {
         tell!("kept {}", start.dir.display());
@@ -146,12 +149,13 @@ fn watch_processes(job: &UnixStream, mut guardian: Child, events: Sender<Event>)
     })
 }
 
-/// Until the guardian has ended.
+/// Until the guardian has ended; says in `cleared` whether it has ended everything else before.
 fn follow(
     job: &UnixStream,
     guardian: UnixStream,
     events: &Receiver<Event>,
     job_pid: &mut Option<Pid>,
+    cleared: &mut bool,
 ) -> Result<(i32, Option<String>)> {
     let mut guardian = Some(guardian);
     let mut done = None;
@@ -166,6 +170,7 @@ fn follow(
             }
             Ok(Event::JobSilent) => silent = true,
             Ok(Event::GuardianGone(status)) => {
+                *cleared = matches!(status, Some(0 | guardian::SAID_WHY));
                 if status == Some(guardian::SAID_WHY) {
                     done.get_or_insert((ExitCode::FAILURE, None));
                 }

@@ -358,6 +358,21 @@ fn what_a_shell_started_before_it_became_the_run_is_left_alone() {
 }
 
 #[test]
+fn what_a_process_of_before_leaves_behind_during_the_run_is_left_alone() {
+    // The first shell is a child of what becomes the run, and its `sleep` an orphan by the end.
+    let prefix = ["sh", "-c", "(sleep 0.3; sleep 300 & exit) >/dev/null 2>&1 & exec \"$@\"", "sh"];
+    let mut run = Run::start_below(&prefix, Path::new(NO_MPI), own(1), &["sh", "-c", "sleep 1; echo done"]);
+    let ended = run.finish();
+    assert_eq!((ended.status, ended.stdout.as_str()), (0, "done\n"), "{}", ended.stderr);
+    let left = run.living();
+    for pid in &left {
+        let _ = kill_process(Pid::from_raw(*pid).unwrap(), Signal::KILL);
+    }
+    assert_eq!(left.len(), 1, "the orphan");
+    run.assert_nothing_left("what was left behind meanwhile");
+}
+
+#[test]
 fn what_cannot_be_handed_on_is_refused_at_once() {
     use std::os::unix::ffi::OsStringExt;
     let odd = PathBuf::from(OsString::from_vec(b"/tmp/isthmus-\xff".to_vec()));
