@@ -41,14 +41,18 @@ pub fn serve(booted: &Booted) {
     let address = booted.config.interfaces.first().map_or(Ipv4Addr::LOCALHOST, |interface| interface.address);
     std::thread::scope(|scope| {
         // The end of any port is the end of the VM: `end` powers off.
+        let _ends = EndsOnPanic;
         scope.spawn(|| {
+            let _ends = EndsOnPanic;
             end(EXEC_PORT, open(&booted.ports[EXEC_PORT]).and_then(|port| exec::serve(port, &options)))
         });
         scope.spawn(|| {
+            let _ends = EndsOnPanic;
             end(RELAY_PORT, open(&booted.ports[RELAY_PORT]).and_then(|port| relay::serve(port, address)))
         });
         let mut control = control;
         scope.spawn(move || {
+            let _ends = EndsOnPanic;
             let port = open(&booted.ports[CONTROL_PORT]);
             end(
                 CONTROL_PORT,
@@ -78,6 +82,18 @@ pub fn serve(booted: &Booted) {
             }
         }
     });
+}
+
+/// Powers off when the thread that has it panics: a scope hands a panic on only after all its threads have ended, which they never do.
+struct EndsOnPanic;
+
+impl Drop for EndsOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            boot::console("isthmus: the guest agent panicked; this VM ends");
+            boot::power_off()
+        }
+    }
 }
 
 /// A port has ended: the launcher's side is gone, or has broken the protocol. Either way this VM is of no more use.

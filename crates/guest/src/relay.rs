@@ -20,11 +20,50 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Most ports at a time.
 const MAX_PORTS: usize = 256;
 
+/// What belongs to the ports that were named last: a launcher may name another for each of its daemons, as long as it runs.
+#[derive(Debug, Default)]
+pub struct Ports<T> {
+    by_number: BTreeMap<u16, (u64, T)>,
+    named: u64,
+}
+
+impl<T> Ports<T> {
+    /// None at all.
+    pub fn new() -> Self {
+        Self { by_number: BTreeMap::new(), named: 0 }
+    }
+
+    /// What belongs to a port.
+    pub fn get(&self, port: u16) -> Option<&T> {
+        self.by_number.get(&port).map(|(_, what)| what)
+    }
+
+    /// The same for a port that is named once more.
+    fn named_again(&mut self, port: u16) -> Option<&T> {
+        let (last, what) = self.by_number.get_mut(&port)?;
+        self.named += 1;
+        *last = self.named;
+        Some(what)
+    }
+
+    /// Enters what belongs to a port that is named now; the one that was named longest ago goes where there are too many.
+    pub fn insert(&mut self, port: u16, what: T) {
+        self.named += 1;
+        self.by_number.insert(port, (self.named, what));
+        if self.by_number.len() > MAX_PORTS
+            && let Some((oldest, _)) = self.by_number.iter().min_by_key(|(_, (last, _))| *last)
+        {
+            let oldest = *oldest;
+            self.by_number.remove(&oldest);
+        }
+    }
+}
+
 struct Relay {
     mux: Mux,
     address: Ipv4Addr,
     /// By the port that was named.
-    listeners: BTreeMap<u16, TcpListener>,
+    listeners: Ports<TcpListener>,
     streams: Vec<u32>,
     next_stream: u32,
 }
@@ -34,13 +73,8 @@ struct Relay {
 /// # Errors
 /// [`WireError::Closed`] when the other side is gone, which is the normal end; otherwise what is wrong with it.
 pub fn serve(port: OwnedFd, address: Ipv4Addr) -> Result<(), WireError> {
-    let mut relay = Relay {
-        mux: Mux::new(port)?,
-        address,
-        listeners: BTreeMap::new(),
-        streams: Vec::new(),
-        next_stream: 1,
-    };
+    let mut relay =
+        Relay { mux: Mux::new(port)?, address, listeners: Ports::new(), streams: Vec::new(), next_stream: 1 };
     loop {
         relay.turn()?;
     }
@@ -48,8 +82,9 @@ pub fn serve(port: OwnedFd, address: Ipv4Addr) -> Result<(), WireError> {
 
 impl Relay {
     fn turn(&mut self) -> Result<(), WireError> {
-        let ports: Vec<u16> = self.listeners.keys().copied().collect();
-        let fds: Vec<BorrowedFd<'_>> = self.listeners.values().map(AsFd::as_fd).collect();
+        let ports: Vec<u16> = self.listeners.by_number.keys().copied().collect();
+        let fds: Vec<BorrowedFd<'_>> =
+            self.listeners.by_number.values().map(|(_, listener)| listener.as_fd()).collect();
         let turn = self.mux.wait(&fds, None)?;
         if let Some(frame) = turn.frame {
             match frame.kind {
@@ -70,33 +105,30 @@ impl Relay {
     }
 
     fn listen(&mut self, port: u16) {
-        let bound = match self.listeners.get(&port) {
-            Some(listener) => Ok(listener.local_addr()),
-            None if self.listeners.len() >= MAX_PORTS => Err("too many ports are relayed already".to_owned()),
+        let bound = match self.listeners.named_again(port) {
+            Some(listener) => listener.local_addr(),
             // If a process of the guest listens at that number, take any other; the answer says which.
             None => TcpListener::bind(SocketAddrV4::new(self.address, port))
                 .or_else(|_| TcpListener::bind(SocketAddrV4::new(self.address, 0)))
                 .and_then(|listener| {
                     listener.set_nonblocking(true)?;
-                    let address = listener.local_addr();
+                    let address = listener.local_addr()?;
                     self.listeners.insert(port, listener);
                     Ok(address)
-                })
-                .map_err(|e| format!("cannot listen at {}: {e}", self.address)),
+                }),
         };
         let answer = match bound {
-            Ok(Ok(address)) => {
+            Ok(address) => {
                 let payload = [port.to_le_bytes(), address.port().to_le_bytes()].concat();
                 Frame::new(Kind::Listening, 0, payload)
             }
-            Ok(Err(e)) => Frame::new(Kind::Refused, 0, e.to_string()),
-            Err(why) => Frame::new(Kind::Refused, 0, why),
+            Err(e) => Frame::new(Kind::Refused, 0, format!("cannot listen at {}: {e}", self.address)),
         };
         self.mux.send(&answer);
     }
 
     fn accept(&mut self, port: u16) {
-        let connection = match self.listeners.get(&port).map(TcpListener::accept) {
+        let connection = match self.listeners.get(port).map(TcpListener::accept) {
             Some(Ok((connection, _))) => connection,
             // It stays queued where no descriptor is left, and would be seen again at once.
             Some(Err(e)) if e.kind() != ErrorKind::WouldBlock => return std::thread::sleep(PAUSE),
@@ -133,6 +165,20 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_port_that_was_not_named_for_long_makes_way() {
+        let mut ports = Ports::new();
+        ports.insert(1, 'a');
+        ports.insert(2, 'b');
+        (100..).take(MAX_PORTS - 2).for_each(|port| ports.insert(port, 'x'));
+        assert_eq!(ports.named_again(1), Some(&'a'));
+        ports.insert(3, 'c');
+        assert_eq!([1, 2, 3].map(|port| ports.get(port).copied()), [Some('a'), None, Some('c')]);
+        assert_eq!(ports.by_number.len(), MAX_PORTS);
+        ports.insert(3, 'd');
+        assert_eq!((ports.by_number.len(), ports.get(3)), (MAX_PORTS, Some(&'d')));
+    }
 
     #[test]
     fn a_connection_to_a_named_port_is_announced_and_its_bytes_carried() {

@@ -34,7 +34,7 @@ pub const CONTROL_PORT: &str = "isthmus.control";
 /// A port that joins two VMs, for programs that measure how fast such a port is.
 pub const WIRE_PORT: &str = "isthmus.wire";
 
-/// Bytes that may be in flight on one channel. All of a stream fits into a socket's buffer.
+/// Bytes that may be in flight on one channel.
 pub const WINDOW: usize = 64 << 10;
 /// Longest payload of a data frame.
 pub const MAX_DATA: usize = 16 << 10;
@@ -42,6 +42,8 @@ pub const MAX_DATA: usize = 16 << 10;
 const MAX_TEXT: usize = 1 << 20;
 /// Longest payload of a request: more than execve(2) takes.
 const MAX_REQUEST: usize = 8 << 20;
+/// Longest text of the other side that people are shown, in bytes: a line.
+pub const MAX_LINE: usize = 1024;
 /// Bytes before the payload.
 pub const HEADER_BYTES: usize = 12;
 /// The payload of a hello: a magic and the version of the protocol.
@@ -271,9 +273,9 @@ impl Frame {
         bytes.map(u16::from_le_bytes).map_err(|_| WireError::BadPayload { what: "port" })
     }
 
-    /// The payload as text for people.
+    /// The payload as text for people, of at most [`MAX_LINE`] bytes.
     pub fn text(&self) -> String {
-        isthmus_region::text::printable(&String::from_utf8_lossy(&self.payload))
+        line(&String::from_utf8_lossy(&self.payload))
     }
 
     /// Fails unless this is a hello of this version.
@@ -283,6 +285,11 @@ impl Frame {
     pub fn check_hello(&self) -> Result<(), WireError> {
         if self.kind == Kind::Hello && self.payload == HELLO { Ok(()) } else { Err(WireError::BadHello) }
     }
+}
+
+/// A text of the other side, for people.
+pub fn line(text: &str) -> String {
+    isthmus_region::text::printable(isthmus_region::text::cut(text, MAX_LINE))
 }
 
 /// Assembles frames from bytes as they come.
@@ -347,6 +354,15 @@ mod tests {
             assert_eq!(&Frame::read_from(&mut reader).unwrap(), frame);
         }
         assert!(matches!(Frame::read_from(&mut reader), Err(WireError::Closed)));
+    }
+
+    #[test]
+    fn a_text_for_people_is_a_line_that_fits_into_a_frame() {
+        // One byte of these becomes a character of three.
+        let refused = Frame::new(Kind::Refused, 1, vec![0xff; MAX_TEXT]);
+        let text = refused.text();
+        assert!((1..=MAX_LINE).contains(&text.len()) && Frame::fits(Kind::Refused, text.len()));
+        assert_eq!(Frame::new(Kind::Refused, 1, *b"no\x1b").text(), "no?");
     }
 
     #[test]

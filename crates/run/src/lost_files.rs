@@ -38,7 +38,7 @@ impl LostFiles {
                 self.named.push((vm.to_owned(), path, bytes));
             }
         }
-        self.more += changes.more;
+        self.more = self.more.saturating_add(changes.more);
         self.errors.extend(
             changes
                 .error
@@ -61,7 +61,7 @@ impl LostFiles {
         lines.extend(self.named[..shown].iter().map(|(vm, path, bytes)| {
             format!("  {vm}:{} ({bytes} bytes)", printable(&path.to_string_lossy()))
         }));
-        let rest = (self.named.len() - shown) as u64 + self.more;
+        let rest = self.more.saturating_add((self.named.len() - shown) as u64);
         if rest > 0 {
             lines.push(format!("  and {rest} more"));
         }
