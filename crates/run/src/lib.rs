@@ -27,6 +27,7 @@
 //! | `terminal` | reading the caller's terminal, if in its foreground |
 //! | [`session`] | what remote shell and visitor share: standing for a process in a VM |
 //! | [`switch`] | frames between remote shells, visitors and VMs; the host side of the relay |
+//! | `client` | the sending side of its clients, which waits for none of them |
 //! | [`service`] | what a run needs of the host service |
 //! | [`machines`], [`lost_files`] | what a run needs of its VMs; what is lost with them |
 //! | `stuck` | a launcher that has deadlocked |
@@ -37,6 +38,7 @@
 
 #![forbid(unsafe_code)]
 
+mod client;
 pub mod error;
 pub mod front;
 pub mod guardian;

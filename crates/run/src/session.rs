@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use isthmus_attach::daemon::not_ignored;
 use isthmus_guest::wire::mux::{Mux, set_nonblocking};
 use isthmus_guest::wire::{CHANNEL_ERR, CHANNEL_IN, CHANNEL_OUT, Exit, Frame, Kind, Window, WireError};
+use rustix::event::Timespec;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use signal_hook::consts::{
     SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGSTOP, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH,
@@ -24,6 +25,9 @@ use crate::terminal;
 
 /// Two signals closer than this are one: `timeout` signals a process and its group at once.
 const SAME_SIGNAL: Duration = Duration::from_millis(150);
+
+/// How often signals are looked for while output waits for its reader.
+const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// How a process in a VM ended, as its stand-in sees it.
 #[derive(Debug, PartialEq, Eq)]
@@ -151,7 +155,8 @@ fn carry(mux: &mut Mux, signals: &Signals, manner: Manner) -> io::Result<End> {
         }
         let turn = match mux.wait(&[signals.woken.as_fd()], None) {
             Ok(turn) => turn,
-            Err(_) if let Some(status) = exit => return Ok(End::Exited(status)),
+            // The run has ended after the process, whose last output may still wait for its reader here.
+            Err(_) if let Some(status) = exit => return Ok(write_rest(mux, signals, manner, status)),
             Err(WireError::Closed) => return Ok(End::Gone),
             Err(e) => return Err(io::Error::other(e)),
         };
@@ -185,4 +190,17 @@ fn carry(mux: &mut Mux, signals: &Signals, manner: Manner) -> io::Result<End> {
             _ => {}
         }
     }
+}
+
+/// Writes what a process that has ended had still to say, and gives its end.
+fn write_rest(mux: &mut Mux, signals: &Signals, manner: Manner, status: i32) -> End {
+    for channel in [CHANNEL_OUT, CHANNEL_ERR] {
+        while mux.write_rest((CLIENT_STREAM, channel), &TICK).is_ok_and(|more| more) {
+            let ends = |signal: &i32| matches!(*signal, SIGINT | SIGTERM | SIGHUP);
+            if let Some(signal) = signals.take().into_iter().find(ends).filter(|_| manner.impatient) {
+                return End::Abandoned { signal };
+            }
+        }
+    }
+    End::Exited(status)
 }

@@ -15,7 +15,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -25,13 +25,13 @@ use std::thread;
 use std::time::Duration;
 
 use isthmus_guest::control::{self, Changes, ToGuest, ToHost};
-use isthmus_guest::relay::{MAX_STREAMS, carry};
+use isthmus_guest::relay::{MAX_STREAMS, Ports as Relayed, carry};
 use isthmus_guest::wire::mux::{Mux, set_nonblocking};
-use isthmus_guest::wire::{CHANNEL_IN, CHANNEL_OUT, Exit, Frame, Kind, Request, WireError};
+use isthmus_guest::wire::{CHANNEL_IN, CHANNEL_OUT, Exit, Frame, Kind, Request, WireError, line};
 use isthmus_region::shared_by_threads::{Count, Flag};
-use isthmus_region::text::{cut, printable};
 use serde::{Deserialize, Serialize};
 
+use crate::client::Client;
 use crate::error::{Error, Result, tell};
 use crate::machines::Machine;
 
@@ -45,10 +45,8 @@ const LISTEN_LIMIT: Duration = Duration::from_secs(10);
 const JOB_LIMIT: Duration = Duration::from_secs(120);
 /// How long to leave clients waiting when there are no descriptors for them.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// How long a client may take to read what it has credit for.
+/// How long a client may take to read the answer to its announcement.
 const CLIENT_LIMIT: Duration = Duration::from_secs(10);
-/// Longest line that a VM has for the user, in bytes.
-const MAX_LINE: usize = 1024;
 /// So many messages of a VM are heard at once, and then one in each pause: the job keeps all that it has not come to yet.
 const HEARD_AT_ONCE: u32 = 256;
 const HEARD_PAUSE: Duration = Duration::from_secs(1);
@@ -160,12 +158,6 @@ struct Wanted {
     port: u16,
     targets: Vec<SocketAddr>,
     answer: Sender<std::result::Result<u16, String>>,
-}
-
-/// A client that has a process in a VM.
-struct Client {
-    socket: Mutex<UnixStream>,
-    visitor: bool,
 }
 
 /// What a visitor's process has in common with the job, as soon as there is a job.
@@ -352,7 +344,7 @@ impl Vm {
             Err(e) => self.lose(format!("its {port} port failed: {e}")),
         }
         for client in std::mem::take(&mut *lock(&self.clients)).into_values() {
-            let _ = lock(&client.socket).shutdown(Shutdown::Both);
+            client.end();
         }
     }
 
@@ -374,9 +366,9 @@ impl Vm {
             // The client may have gone.
             let Some(client) = client else { continue };
             frame.stream = CLIENT_STREAM;
-            if frame.write_to(&*lock(&client.socket)).is_err() {
+            if client.pass(&frame).is_err() {
                 // Its own thread sees that, and has the VM end its process.
-                let _ = lock(&client.socket).shutdown(Shutdown::Both);
+                client.cut();
             }
         }
     }
@@ -391,7 +383,7 @@ impl Vm {
         set_nonblocking(woken)?;
         let mut mux = Mux::new(port.into())?;
         let mut answered = false;
-        let mut targets: BTreeMap<u16, Vec<SocketAddr>> = BTreeMap::new();
+        let mut targets: Relayed<Vec<SocketAddr>> = Relayed::new();
         let mut waiting: Vec<Wanted> = Vec::new();
         let mut refused = 0;
         loop {
@@ -433,10 +425,10 @@ impl Vm {
     }
 
     /// Takes on a connection, or refuses it; gives false if that is the VM's fault.
-    fn open(&self, mux: &mut Mux, frame: &Frame, targets: &BTreeMap<u16, Vec<SocketAddr>>) -> bool {
+    fn open(&self, mux: &mut Mux, frame: &Frame, targets: &Relayed<Vec<SocketAddr>>) -> bool {
         let stream = frame.stream;
         let mut is_launchers = false;
-        let opened = match frame.port().ok().map(|port| (port, targets.get(&port))) {
+        let opened = match frame.port().ok().map(|port| (port, targets.get(port))) {
             Some((port, Some(targets))) => {
                 let connected = connect(targets).map_err(|e| format!("to port {port}: {e}"));
                 // A launcher may have ended.
@@ -466,7 +458,6 @@ impl Vm {
     fn hear(&self, mut port: UnixStream) -> std::result::Result<(), WireError> {
         Frame::hello().write_to(&*lock(&self.control))?;
         Frame::read_from(&mut port)?.check_hello()?;
-        let line = |text: &str| printable(cut(text, MAX_LINE));
         let (mut at_once, mut has_listed) = (HEARD_AT_ONCE, false);
         loop {
             let frame = Frame::read_from(&mut port)?;
@@ -564,7 +555,6 @@ fn bad_end(frame: &Frame) -> Option<String> {
 /// Receives the client's hello, and the VM that it wants.
 fn announcement(client: &UnixStream) -> std::result::Result<Announce, String> {
     let text = |e: WireError| e.to_string();
-    // A VM's output must not wait long for a client that does not read.
     client.set_write_timeout(Some(CLIENT_LIMIT)).map_err(|e| e.to_string())?;
     Frame::hello().write_to(client).map_err(text)?;
     Frame::read_from(client).and_then(|frame| frame.check_hello()).map_err(text)?;
@@ -605,7 +595,7 @@ fn switch_client(mut client: &UnixStream, vm: &Vm, twin: Option<&Twin>) -> std::
     let writer = client.try_clone().map_err(|e| e.to_string())?;
     let stream = u32::try_from(vm.next_stream.add(1) & u64::from(u32::MAX)).unwrap_or(0);
     let visitor = twin.is_some();
-    lock(&vm.clients).insert(stream, Arc::new(Client { socket: Mutex::new(writer), visitor }));
+    lock(&vm.clients).insert(stream, Arc::new(Client::new(writer, visitor)));
     // `lose` comes before the clients are let go.
     if vm.lost.is_set() {
         lock(&vm.clients).remove(&stream);

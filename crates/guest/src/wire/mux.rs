@@ -147,6 +147,22 @@ impl Mux {
         self.sinks.get(&key).is_some_and(|sink| !sink.waiting.is_empty())
     }
 
+    /// Once the connection has ended: polls a channel's reader, and writes what still waits for it as far as it takes that. Gives
+    /// whether more waits.
+    ///
+    /// # Errors
+    /// Those of poll(2).
+    pub fn write_rest(&mut self, key: Key, timeout: &Timespec) -> io::Result<bool> {
+        let Some(Sink { fd: Some(fd), .. }) = self.sinks.get(&key) else { return Ok(false) };
+        let mut waits = [PollFd::new(fd, PollFlags::OUT)];
+        match poll(&mut waits, Some(timeout)) {
+            Err(Errno::INTR) | Ok(0) => {}
+            Err(e) => return Err(e.into()),
+            Ok(_) => self.write_sink(key),
+        }
+        Ok(self.has_waiting(key))
+    }
+
     /// Drops all channels of a stream at once.
     pub fn drop_stream(&mut self, stream: u32) {
         self.sources.retain(|key, _| key.0 != stream);
@@ -226,7 +242,8 @@ impl Mux {
                 Ok(written) => drop(self.out.drain(..written)),
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR) => {}
-                Err(Errno::PIPE | Errno::CONNRESET) => return Err(WireError::Closed),
+                // The other side is gone. What it had sent before is read first, and then the end is.
+                Err(Errno::PIPE | Errno::CONNRESET) => self.out.clear(),
                 Err(e) => return Err(io::Error::from(e).into()),
             }
         }
