@@ -68,6 +68,14 @@ impl Berth {
     fn sender_mut(&mut self, q: usize, slot: u32) -> Option<&mut Sender> {
         self.roster.peers_mut().get_mut(q)?.kept.get_mut(slot as usize)?.as_mut()
     }
+
+    /// Looks at a sender's lanes once more, though it announces none.
+    fn look_again(&mut self, q: usize, slot: u32) {
+        self.retry_lanes = true;
+        if let Some(sender) = self.sender_mut(q, slot) {
+            sender.lanes_seen = u64::MAX;
+        }
+    }
 }
 
 impl Core {
@@ -190,8 +198,14 @@ impl Core {
     fn accept(&mut self, berth: &mut Berth, whose: &Whose, claim: &Claim) {
         let Whose { q, slot, address, ref record, ref section } = *whose;
         let (ring_at, slots) = claim.ring;
-        let Ok(ring): Result<SlotRing<ReadOnly>, _> = section.ring("ring", ring_at, slots) else { return };
-        let source = self.meet_at(berth, &address, Some(record.clone()));
+        let ring: Result<SlotRing<ReadOnly>, _> = section.ring("ring", ring_at, slots);
+        let seen = ring.and_then(|ring| Ok((ring, self.meet_at(berth, &address, Some(record.clone()))?)));
+        let (ring, source) = match seen {
+            Ok(seen) => seen,
+            // It cannot be mapped just now, and its sender announces it once.
+            Err(e) if e.says_nothing() => return berth.look_again(q, slot),
+            Err(_) => return,
+        };
         if self.peers[source.0 as usize].path.is_gone() {
             // It is faulty and still runs, or has just died.
             self.spare(source);
@@ -200,14 +214,10 @@ impl Core {
         let Ok(entry) = berth.take_accept() else {
             // No memory for the accept entry. The sender fills its ring once and announces nothing more, so
             // trying again is up to us.
-            berth.retry_lanes = true;
             if berth.shortage == Shortage::None {
                 berth.shortage = Shortage::Seen;
             }
-            if let Some(sender) = berth.sender_mut(q, slot) {
-                sender.lanes_seen = u64::MAX;
-            }
-            return;
+            return berth.look_again(q, slot);
         };
         let mine = berth.member.section();
         let Ok(at) = berth.accepts.at(entry) else { return };

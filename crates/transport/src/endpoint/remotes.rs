@@ -36,11 +36,15 @@ impl Peer {
 
 impl Berth {
     /// Whether the endpoint with a record has lanes.
-    fn takes_lanes(&self, record: &Record) -> bool {
-        let Ok((directory, info)) = roster::endpoint(&self.member, record.slot()) else { return false };
-        let kind =
-            info.block.checked_add(block::KIND).and_then(|at| directory.section().word("block", at).ok());
-        kind.is_some_and(|kind| kind.get() == KIND_LANES)
+    ///
+    /// # Errors
+    /// What keeps its block from being looked at just now.
+    fn takes_lanes(&self, record: &Record) -> isthmus_region::Result<bool> {
+        let kind = roster::endpoint(&self.member, record.slot()).and_then(|(directory, info)| {
+            let at = info.block.saturating_add(block::KIND);
+            Ok(directory.section().word("block", at)?.get() == KIND_LANES)
+        });
+        kind.or_else(|e| if e.says_nothing() { Err(e) } else { Ok(false) })
     }
 }
 
@@ -61,23 +65,30 @@ impl Core {
             return Err(Error::NoSystem);
         }
         let record = match Record::find(&berth.member, address) {
-            Ok(record) => Some(record),
-            // It may live: nothing is kept of it, and the next call looks again.
-            Err(source) if source.says_nothing() => {
-                return Err(Error::Region { action: "look at the memory of a peer", source });
-            }
-            Err(_) => None,
+            Err(source) if source.says_nothing() => Err(source),
+            found => Ok(found.ok()),
         };
-        Ok(self.meet_at(berth, address, record))
+        // It may live: nothing is kept of it, and the next call looks again.
+        let unseen = |source| Error::Region { action: "look at the memory of a peer", source };
+        record.and_then(|record| self.meet_at(berth, address, record)).map_err(unseen)
     }
 
     /// The same where it is known where the endpoint is. If it is a sender, its number may be used again once it is gone.
-    pub(super) fn meet_at(&mut self, berth: &Berth, address: &Address, record: Option<Record>) -> PeerId {
+    ///
+    /// # Errors
+    /// What keeps it from being looked at just now.
+    pub(super) fn meet_at(
+        &mut self,
+        berth: &Berth,
+        address: &Address,
+        record: Option<Record>,
+    ) -> isthmus_region::Result<PeerId> {
         if let Some(known) = self.by_address.get(address) {
-            return *known;
+            return Ok(*known);
         }
         // A context of IVC accepts no lane: posts to it fail instead of waiting for ever.
-        let gone = !record.as_ref().is_some_and(|r| r.is_active() && berth.takes_lanes(r));
+        let active = record.as_ref().filter(|r| r.is_active());
+        let gone = !active.map_or(Ok(false), |r| berth.takes_lanes(r))?;
         let is_near = berth.is_near(record.as_ref());
         let pool = berth.pool_of(record.as_ref());
         let mut peer = Peer {
@@ -110,7 +121,7 @@ impl Core {
             PeerId(u32::try_from(self.peers.len() - 1).unwrap_or(u32::MAX))
         };
         self.by_address.insert(*address, id);
-        id
+        Ok(id)
     }
 
     /// A number for use again: that of a sender that is gone and was never reported to the program.
