@@ -487,10 +487,15 @@ impl Core {
         let out = self.peers[to.0 as usize].path.lane_mut()?;
         if out.chunks_held() > 0 {
             // There are fewer than it may hold, so nobody has looked yet which of them the receiver has passed.
+            if !out.is_accepted() {
+                self.check_accept(berth, to);
+            }
+            let out = self.peers[to.0 as usize].path.lane_mut()?;
             if out.refresh().is_err() {
                 self.lose_faulty(berth, to);
                 return None;
             }
+            let out = self.peers[to.0 as usize].path.lane_mut()?;
             return out.free_chunk().map(|offset| ChunkPlace { offset, bytes, pooled: true });
         }
         // A full region: the lane's own data ring carries the message, in small pieces.
