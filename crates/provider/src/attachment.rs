@@ -34,6 +34,8 @@ struct Probe {
     stamp: Option<Stamp>,
     answered: Instant,
     here: Option<Here>,
+    /// Why not.
+    refusal: Option<String>,
     held: Option<Arc<Member>>,
     /// The attachment, whoever holds it.
     member: Weak<Member>,
@@ -155,11 +157,14 @@ fn ask(core: Option<&Core>, socket: Option<PathBuf>) -> Option<Here> {
     // Before it is asked: if another takes its place meanwhile, that is seen the next time.
     let stamp = stamp(socket.as_deref());
     let answer = attach(socket.as_deref());
+    let before = stale.as_ref().and_then(|probe| probe.refusal.clone());
     // Only now, so that an attachment that is still good is not ended and made again.
     stale.into_iter().for_each(|mut probe| probe.let_go());
-    if let Err(e) = &answer {
-        let text = with_causes(e);
-        if !asked_for(core) {
+    let refusal = answer.as_ref().err().map(|e| with_causes(e));
+    if let Some(text) = &refusal {
+        if before == refusal {
+            log!(core, INFO, CORE, "{text}");
+        } else if !asked_for(core) {
             log!(core, INFO, CORE, "{text}");
         } else if core.is_some_and(|c| c.logs(FI_LOG_WARN, FI_LOG_CORE)) {
             log!(core, WARN, CORE, "{text}");
@@ -172,7 +177,7 @@ fn ask(core: Option<&Core>, socket: Option<PathBuf>) -> Option<Here> {
     let here = held.as_deref().map(Here::of);
     let member = held.as_ref().map(Arc::downgrade).unwrap_or_default();
     let answered = Instant::now();
-    probes.push(Probe { pid: std::process::id(), socket, stamp, answered, here, held, member });
+    probes.push(Probe { pid: std::process::id(), socket, stamp, answered, here, refusal, held, member });
     here
 }
 
@@ -249,6 +254,7 @@ mod tests {
             stamp: None,
             answered,
             here,
+            refusal: None,
             held: None,
             member: Weak::new(),
         };

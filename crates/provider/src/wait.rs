@@ -99,8 +99,7 @@ impl Watching {
         let Some(sleeper) = ep.sleeper() else { return false };
         let Some(bell) = sleeper.bell() else { return false };
         if sleeper.is_over() {
-            // The sleeper's own limit is short now.
-            return true;
+            return false;
         }
         let mut known = locked(&self.known);
         if known.iter().any(|k| std::ptr::eq(k.as_ptr(), Arc::as_ptr(ep))) {
