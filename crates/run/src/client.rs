@@ -67,7 +67,7 @@ impl Client {
         Ok(())
     }
 
-    /// Ends the connection once the client has all that was passed on.
+    /// Ends the connection once the client has all that was passed on; with the run, what it has not taken by then is lost.
     pub(crate) fn end(&self) {
         let mut queue = self.queue();
         queue.is_ending = true;

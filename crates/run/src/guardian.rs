@@ -55,7 +55,7 @@ pub(crate) fn spawn(
 /// Its exit status after a line for the user.
 pub(crate) const SAID_WHY: i32 = 3;
 
-/// The guardian's whole life. Returns an exit status: `SAID_WHY` or 0; after both, what it had started has been ended.
+/// The guardian's whole life. Returns an exit status: `SAID_WHY` or 0; after both, what it had started has been ended, as far as that can be.
 pub fn main() -> i32 {
     terminal::let_stop();
     terminal::leave_signals_to_front();

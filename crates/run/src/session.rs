@@ -157,7 +157,10 @@ fn carry(mux: &mut Mux, signals: &Signals, manner: Manner) -> io::Result<End> {
             Ok(turn) => turn,
             // The run has ended after the process, whose last output may still wait for its reader here.
             Err(_) if let Some(status) = exit => return Ok(write_rest(mux, signals, manner, status)),
-            Err(WireError::Closed) => return Ok(End::Gone),
+            Err(WireError::Closed) => {
+                write_rest(mux, signals, manner, 0);
+                return Ok(End::Gone);
+            }
             Err(e) => return Err(io::Error::other(e)),
         };
         for signal in if turn.ready.is_empty() { Vec::new() } else { signals.take() } {
@@ -192,11 +195,11 @@ fn carry(mux: &mut Mux, signals: &Signals, manner: Manner) -> io::Result<End> {
     }
 }
 
-/// Writes what a process that has ended had still to say, and gives its end.
+/// Writes what a process had still to say, of which nothing comes any more, and gives its end.
 fn write_rest(mux: &mut Mux, signals: &Signals, manner: Manner, status: i32) -> End {
     for channel in [CHANNEL_OUT, CHANNEL_ERR] {
         while mux.write_rest((CLIENT_STREAM, channel), &TICK).is_ok_and(|more| more) {
-            let ends = |signal: &i32| matches!(*signal, SIGINT | SIGTERM | SIGHUP);
+            let ends = |signal: &i32| matches!(*signal, SIGINT | SIGTERM | SIGHUP | SIGQUIT);
             if let Some(signal) = signals.take().into_iter().find(ends).filter(|_| manner.impatient) {
                 return End::Abandoned { signal };
             }

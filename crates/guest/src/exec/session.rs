@@ -163,12 +163,15 @@ impl Session {
     /// Kills everything in the session.
     pub(super) fn kill(&mut self) {
         self.killed = true;
-        // The first process enters the group by itself, perhaps only after the group has been killed. Until then it starts nothing.
-        let _ = pidfd_send_signal(&self.handle, Signal::KILL);
-        if let Some(group) = &self.cgroup
-            && fs::write(group.join("cgroup.kill"), "1").is_ok()
-        {
-            return;
+        if let Some(group) = &self.cgroup {
+            let kill_group = || fs::write(group.join("cgroup.kill"), "1").is_ok();
+            if kill_group() {
+                // The first process enters the group by itself, perhaps only now: it is killed wherever it is, and what it may have
+                // started meanwhile is in the group.
+                let _ = pidfd_send_signal(&self.handle, Signal::KILL);
+                kill_group();
+                return;
+            }
         }
         let first = self.first.as_raw_nonzero().get();
         // Processes that fork meanwhile are found in the next round.
