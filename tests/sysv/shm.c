@@ -814,6 +814,72 @@ CASE(fork_inherits, "After a fork the child inherits the attached segments; shmo
 	EQUAL(nattch(constant), 1);
 }
 
+static int handled;
+static char *handled_at;
+
+static void prepare_handler(void)
+{
+	if (handled_at)
+		OK(shmdt(attach(handled)));
+}
+
+static void child_handler(void)
+{
+	if (handled_at)
+		handled_at[1]++;
+}
+
+/* Before any call of this program, and after libraries that are loaded before it. */
+__attribute__((constructor)) static void watch_forks(void)
+{
+	pthread_atfork(prepare_handler, NULL, child_handler);
+}
+
+CASE(fork_handlers, "Handlers that were there before the first call attach, and find in the child what it inherits; "
+		    "pthread_atfork(3), shmop(2)")
+{
+	handled = new_shm(PAGE);
+	char *at = attach(handled);
+	handled_at = at;
+	for (int i = 1; i < 4; i++) {
+		pid_t pid = child();
+		if (pid == 0) {
+			EQUAL(at[1], i);
+			_exit(0);
+		}
+		JOIN(pid);
+		EQUAL(at[1], i);
+	}
+}
+
+static void fork_at_exit(void)
+{
+	int status;
+	pid_t pid = fork();
+	if (pid == 0)
+		_exit(0);
+	if (pid < 0 || waitpid(pid, &status, 0) != pid || status != 0)
+		_exit(9);
+}
+
+CASE(fork_at_exit, "A process that has forked before may fork where it exits; atexit(3), shmop(2)")
+{
+	int id = new_shm(PAGE);
+	attach(id);
+	fflush(NULL);
+	pid_t pid = child();
+	if (pid == 0) {
+		pid_t grandchild = child();
+		if (grandchild == 0)
+			_exit(0);
+		JOIN(grandchild);
+		EQUAL(atexit(fork_at_exit), 0);
+		exit(0);
+	}
+	JOIN(pid);
+	EQUAL(nattch(id), 1);
+}
+
 CASE(fork_into_a_gap, "After a fork the child inherits the attached segments, wherever they are mapped; shmop(2)")
 {
 	/* What the library maps first lies below memory that is unmapped before the segment comes there. */

@@ -6,15 +6,16 @@
 //! can go; if it is killed in its wait, the child finds out by asking whether they are still there.
 
 use std::cell::RefCell;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Once;
 use std::time::{Duration, Instant};
 
+use isthmus_cabi::Poison;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::pipe::PipeFlags;
 
-use crate::here::{self, Locked};
-use crate::{credentials, shm};
+use crate::here::{self, About, Locked};
+use crate::{credentials, sem, shm};
 
 /// How long a parent waits for its child, which has as long to reach its service.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -26,27 +27,56 @@ struct Fork {
 }
 
 thread_local! {
-    static FORK: RefCell<Option<Fork>> = const { RefCell::new(None) };
+    // Without a destructor: exit(3) runs those before handlers that may fork.
+    static FORK: RefCell<ManuallyDrop<Option<Fork>>> = const { RefCell::new(ManuallyDrop::new(None)) };
 }
 
-/// Has the functions here called at each fork, once this process has something to inherit.
-pub(crate) fn watch() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: three functions that stay, since this library is never unloaded.
-        unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
-    });
+/// Has the functions here called at each fork. Runs when this library is loaded, and so before nearly all others watch forks: `before`
+/// comes last, since the program's own handlers may make calls, and `in_child` first, since they may use what is inherited.
+extern "C" fn watch() {
+    // SAFETY: three functions that stay, since this library is never unloaded.
+    unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = watch;
+
+/// Of its own: while a thread forks, a panic of another must not keep it from giving back what it has.
+static POISON: Poison = Poison::new();
+
+/// Runs the body of a handler, whose panic the C library could not carry on.
+fn guarded(body: impl FnOnce()) {
+    isthmus_cabi::keep_quiet();
+    let report = |said: &str| here::say(About::Fault, &format!("a fork failed inside the library: {said}"));
+    isthmus_cabi::guard(&POISON, (), report, body);
 }
 
 extern "C" fn before() {
-    let state = here::lock();
-    let has_any = state.as_ref().is_some_and(|s| !s.mapped.is_empty());
-    let ends = has_any.then(|| rustix::pipe::pipe_with(PipeFlags::CLOEXEC).ok()).flatten();
-    FORK.with(|fork| *fork.borrow_mut() = Some(Fork { state, ends }));
+    guarded(prepare);
 }
 
 extern "C" fn in_parent() {
-    let Some(fork) = FORK.with(|fork| fork.borrow_mut().take()) else { return };
+    guarded(wait_for_child);
+}
+
+extern "C" fn in_child() {
+    guarded(inherit);
+}
+
+fn take() -> Option<Fork> {
+    FORK.with(|fork| fork.borrow_mut().take())
+}
+
+fn prepare() {
+    let state = here::lock();
+    let has_any = state.as_ref().is_some_and(|s| !s.mapped.is_empty());
+    let ends = has_any.then(|| rustix::pipe::pipe_with(PipeFlags::CLOEXEC).ok()).flatten();
+    FORK.with(|fork| *fork.borrow_mut() = ManuallyDrop::new(Some(Fork { state, ends })));
+}
+
+fn wait_for_child() {
+    let Some(fork) = take() else { return };
     let Fork { state: _state, ends } = fork;
     let Some((read, write)) = ends else { return };
     drop(write);
@@ -62,10 +92,11 @@ extern "C" fn in_parent() {
     }
 }
 
-extern "C" fn in_child() {
+fn inherit() {
     here::forget();
     credentials::forget();
-    let Some(mut fork) = FORK.with(|fork| fork.borrow_mut().take()) else { return };
+    sem::forget();
+    let Some(mut fork) = take() else { return };
     if let Some(state) = fork.state.as_mut().filter(|s| !s.mapped.is_empty()) {
         // Else the region itself could come to lie where the program has a segment.
         let kept = shm::reserve(state);

@@ -99,7 +99,6 @@ pub(crate) fn attach() -> Result<&'static Ipc> {
             }
             USERS.set(credentials::version());
             CURRENT.set(std::ptr::from_ref(ipc).expose_provenance() as u64);
-            crate::fork::watch();
             Ok(ipc)
         }
         Err(e) => {

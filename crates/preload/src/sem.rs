@@ -164,6 +164,14 @@ fn wait(set: Arc<Set>, ops: &[Op], limit: Option<Duration>) -> Result<c_int> {
     done.map(|()| 0)
 }
 
+/// In a forked child: the sets of this thread are its parent's, and their memory is not here.
+pub(crate) fn forget() {
+    let _ = SETS.try_with(|sets| {
+        let Ok(mut sets) = sets.try_borrow_mut() else { return };
+        sets.iter_mut().for_each(|place| std::mem::forget(place.take()));
+    });
+}
+
 /// Lets go of the sets of this thread that are no use any more.
 fn forget_removed() {
     let is_ours = |near: &Near| here::ipc().is_ok_and(|ipc| std::ptr::eq(near.ipc, ipc));
@@ -306,7 +314,11 @@ fn control(id: c_int, num: c_int, command: c_int, argument: *mut c_void) -> Resu
             let new = memory::get(argument.cast::<libc::semid_ds>())?.sem_perm;
             ipc.semset(id, &caller, (new.uid, new.gid), new.mode.into()).map(|()| 0)
         }
-        libc::IPC_RMID => ipc.semrm(id, &caller).map(|()| 0),
+        libc::IPC_RMID => {
+            ipc.semrm(id, &caller)?;
+            forget_removed();
+            Ok(0)
+        }
         libc::IPC_INFO | SEM_INFO => {
             let (all, semaphores) = ipc.semsets();
             let objects = c_int::try_from(ipc.member().region().shape().objects).unwrap_or(c_int::MAX);
