@@ -7,6 +7,8 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 
+use isthmus_region::signals::Blocked;
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::Result;
@@ -63,10 +65,26 @@ fn ask(page: usize, to_write: bool) -> Result<()> {
     Ok(())
 }
 
+/// The kernel's list of mappings, read without the C library's functions, which would be points of cancellation.
+fn mappings() -> Vec<u8> {
+    // A handler that allocates could find malloc's lock taken by this thread.
+    let _blocked = Blocked::new();
+    let mut list = Vec::new();
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let Ok(file) = rustix::fs::open(c"/proc/self/maps", flags, Mode::empty()) else { return list };
+    let mut piece = [0; 4096];
+    loop {
+        match rustix::io::read(&file, &mut piece) {
+            Ok(0) | Err(_) => return list,
+            Ok(some) => list.extend_from_slice(&piece[..some]),
+        }
+    }
+}
+
 /// Whether the kernel's list of mappings says that an address can be read, or written.
 fn is_mapped(address: usize, to_write: bool) -> bool {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    maps.lines().any(|line| {
+    let maps = mappings();
+    String::from_utf8_lossy(&maps).lines().any(|line| {
         let mut words = line.split(' ');
         let range = words.next().and_then(|range| range.split_once('-'));
         let number = |text: &str| usize::from_str_radix(text, 16).unwrap_or(0);
