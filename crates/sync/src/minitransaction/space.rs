@@ -194,9 +194,10 @@ impl Space {
         if own.is_none() {
             match self.committer() {
                 Ok(new) => *own = Some(new),
-                Err(full @ Error::NoSlot { .. }) => {
+                // All slots are taken, or the free ones are those of dead processes whose logs this one cannot settle.
+                Err(why @ (Error::NoSlot { .. } | Error::NoSegment { .. } | Error::NotReachable { .. })) => {
                     drop(own);
-                    return self.with_any_committer(full, act);
+                    return self.with_any_committer(why, act);
                 }
                 Err(e) => return Err(e),
             }
@@ -207,15 +208,15 @@ impl Space {
         }
     }
 
-    /// With a committer that another thread of this process has left here; `full` if there is none.
+    /// With a committer that another thread of this process has left here; `why` if there is none.
     #[cold]
-    fn with_any_committer<R>(&self, full: Error, act: impl FnOnce(&mut Committer) -> Result<R>) -> Result<R> {
+    fn with_any_committer<R>(&self, why: Error, act: impl FnOnce(&mut Committer) -> Result<R>) -> Result<R> {
         for place in &self.pool {
             if let Some(committer) = &mut *place.lock().unwrap_or_else(PoisonError::into_inner) {
                 return act(committer);
             }
         }
-        Err(full)
+        Err(why)
     }
 
     /// Recovers the slots of all processes that are dead now: completes or undoes their commits. Commits do so by themselves
