@@ -64,7 +64,12 @@ impl Loop {
     pub(super) fn receive(&mut self, key: u64) {
         // It may have ended earlier in this round.
         let Some(client) = self.clients.get(&key) else { return };
-        let packet = match socket::receive(&client.socket, RecvFlags::DONTWAIT) {
+        let received = match socket::receive(&client.socket, RecvFlags::DONTWAIT) {
+            // It has closed with an answer unread. That is told once, ahead of what it had sent before.
+            Err(Errno::CONNRESET) => socket::receive(&client.socket, RecvFlags::DONTWAIT),
+            received => received,
+        };
+        let packet = match received {
             Ok(packet) if packet.frame.is_empty() => return self.end(key, Ending::Closed),
             Ok(packet) => packet,
             Err(Errno::AGAIN) => return,
