@@ -1369,13 +1369,18 @@ CASE(undo_not_inherited_by_fork, "The sem_undo structures are not inherited by t
 	VALUES(id, 10);
 }
 
-CASE(exit_after_removal, "A child exits although its parent has removed a set on which it operated; exit(3), semop(2)")
+CASE(exit_after_removal, "A child exits although a set on which its parent operated was removed; exit(3), semop(2)")
 {
 	int id = OK(semget(IPC_PRIVATE, 1, 0600));
 	OK(semop1(id, 0, 1, SEM_UNDO));
-	OK(semctl(id, 0, IPC_RMID));
-	fflush(NULL);
 	pid_t pid = child();
+	if (pid == 0) {
+		OK(semctl(id, 0, IPC_RMID));
+		_exit(0);
+	}
+	JOIN(pid);
+	fflush(NULL);
+	pid = child();
 	if (pid == 0)
 		exit(0);
 	JOIN(pid);

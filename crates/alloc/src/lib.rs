@@ -14,7 +14,7 @@ use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use isthmus_cabi::heap::{ENTRY, Ops};
 
@@ -60,8 +60,14 @@ fn ops() -> Option<&'static Ops> {
     unsafe { at.as_ref() }
 }
 
-/// Runs when this library is loaded, before `main`.
-extern "C" fn start() {
+/// Runs when this library is loaded, before `main`, or before that by libisthmus-sysv.so.
+#[unsafe(no_mangle)]
+pub extern "C" fn isthmus_alloc_start() {
+    static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
+    // Relaxed: libraries are loaded by one thread.
+    if HAS_BEGUN.swap(true, Ordering::Relaxed) {
+        return;
+    }
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     if !is_set(MOST) || !RANKS.iter().any(|name| is_set(name)) {
         return;
@@ -79,14 +85,16 @@ extern "C" fn start() {
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static START: extern "C" fn() = start;
+static START: extern "C" fn() = isthmus_alloc_start;
 
 /// The directory of this file.
 fn directory() -> Option<PathBuf> {
     // SAFETY: plain data, for which zeros are a valid value.
     let mut place: libc::Dl_info = unsafe { std::mem::zeroed() };
     // SAFETY: dladdr takes any address, and writes to the structure above.
-    if unsafe { libc::dladdr(start as *const c_void, &raw mut place) } == 0 || place.dli_fname.is_null() {
+    if unsafe { libc::dladdr(isthmus_alloc_start as *const c_void, &raw mut place) } == 0
+        || place.dli_fname.is_null()
+    {
         return None;
     }
     // SAFETY: the loader's C string for this file, which it keeps.

@@ -8,6 +8,7 @@
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use isthmus_cabi::Poison;
@@ -31,25 +32,41 @@ thread_local! {
     static FORK: RefCell<ManuallyDrop<Option<Fork>>> = const { RefCell::new(ManuallyDrop::new(None)) };
 }
 
-/// Has the functions here called at each fork. Runs when this library is loaded, and so before nearly all others watch forks: `before`
-/// comes last, since the program's own handlers may make calls, and `in_child` first, since they may use what is inherited.
-extern "C" fn watch() {
-    // SAFETY: three functions that stay, since this library is never unloaded.
-    unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+/// Has the functions here called at each fork. Called when this library is loaded, and so before the program watches forks: `before`
+/// comes last, since the program's own handlers may make calls, and `in_child` first, since they may use what is inherited. (Libraries
+/// that the program is linked to come before a library that is loaded by LD_PRELOAD.)
+pub(crate) fn watch() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // The allocator's, which are to have its memory in the child before anything is mapped there, and whose lock comes behind the
+        // one here. Which of the two libraries is loaded first is up to the order of their names.
+        // SAFETY: a name that ends with a zero.
+        let start = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"isthmus_alloc_start".as_ptr()) };
+        if !start.is_null() {
+            // SAFETY: that name is a function of ours, without arguments.
+            let start: extern "C" fn() =
+                unsafe { std::mem::transmute::<*mut libc::c_void, extern "C" fn()>(start) };
+            start();
+        }
+        // SAFETY: three functions that stay, since this library is never unloaded.
+        unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+    });
+}
+
+extern "C" fn start() {
+    watch();
 }
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static START: extern "C" fn() = watch;
+static START: extern "C" fn() = start;
 
-/// Of its own: while a thread forks, a panic of another must not keep it from giving back what it has.
-static POISON: Poison = Poison::new();
-
-/// Runs the body of a handler, whose panic the C library could not carry on.
+/// Runs the body of a handler, whose panic the C library could not carry on. One that has panicked does not keep others from giving
+/// back what they have.
 fn guarded(body: impl FnOnce()) {
     isthmus_cabi::keep_quiet();
     let report = |said: &str| here::say(About::Fault, &format!("a fork failed inside the library: {said}"));
-    isthmus_cabi::guard(&POISON, (), report, body);
+    isthmus_cabi::guard(&Poison::new(), (), report, body);
 }
 
 extern "C" fn before() {
@@ -61,6 +78,8 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
+    here::forget();
+    credentials::forget();
     guarded(inherit);
 }
 
@@ -93,8 +112,6 @@ fn wait_for_child() {
 }
 
 fn inherit() {
-    here::forget();
-    credentials::forget();
     sem::forget();
     let Some(mut fork) = take() else { return };
     if let Some(state) = fork.state.as_mut().filter(|s| !s.mapped.is_empty()) {

@@ -45,6 +45,8 @@ pub(crate) fn ipc() -> Result<&'static Ipc> {
     if let Some(ipc) = current() {
         return Ok(ipc);
     }
+    // A library that is linked to the program may be here before this one's constructor has run.
+    crate::fork::watch();
     let _state = lock();
     current().map_or_else(attach, Ok)
 }

@@ -67,8 +67,6 @@ fn ask(page: usize, to_write: bool) -> Result<()> {
 
 /// The kernel's list of mappings, read without the C library's functions, which would be points of cancellation.
 fn mappings() -> Vec<u8> {
-    // A handler that allocates could find malloc's lock taken by this thread.
-    let _blocked = Blocked::new();
     let mut list = Vec::new();
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let Ok(file) = rustix::fs::open(c"/proc/self/maps", flags, Mode::empty()) else { return list };
@@ -83,6 +81,8 @@ fn mappings() -> Vec<u8> {
 
 /// Whether the kernel's list of mappings says that an address can be read, or written.
 fn is_mapped(address: usize, to_write: bool) -> bool {
+    // A handler that allocates could find malloc's lock taken by this thread, also where the list is freed.
+    let _blocked = Blocked::new();
     let maps = mappings();
     String::from_utf8_lossy(&maps).lines().any(|line| {
         let mut words = line.split(' ');

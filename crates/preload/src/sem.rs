@@ -1,6 +1,6 @@
 //! semget(2), semop(2), semctl(2): pointers, and the structures of the man pages.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,6 +42,8 @@ impl Near {
 }
 
 thread_local! {
+    /// Whether there has ever been one in `SETS`, whose first use allocates.
+    static HAS_USED: Cell<bool> = const { Cell::new(false) };
     static SETS: RefCell<[Option<Near>; NEAR]> = const { RefCell::new([const { None }; NEAR]) };
 }
 
@@ -166,6 +168,9 @@ fn wait(set: Arc<Set>, ops: &[Op], limit: Option<Duration>) -> Result<c_int> {
 
 /// In a forked child: the sets of this thread are its parent's, and their memory is not here.
 pub(crate) fn forget() {
+    if !HAS_USED.get() {
+        return;
+    }
     let _ = SETS.try_with(|sets| {
         let Ok(mut sets) = sets.try_borrow_mut() else { return };
         sets.iter_mut().for_each(|place| std::mem::forget(place.take()));
@@ -199,6 +204,7 @@ fn find(ipc: &'static Ipc, id: c_int, ops: &[Op], wanted: u32) -> Result<Arc<Set
         set.check(&caller, wanted)?;
     }
     let near = Near { ipc, id, set: Arc::clone(&set), rights, version, may };
+    HAS_USED.set(true);
     let _ = SETS.try_with(|sets| sets.try_borrow_mut().map(|mut sets| keep(&mut sets, near)));
     Ok(set)
 }
