@@ -218,9 +218,8 @@ impl Loop {
             Err(e) => return self.answer(key, &refusal(&e).encode(sequence)),
         };
         let frame = Reply::File.encode(sequence);
-        if socket::send(&client.socket, &frame, &[file.as_fd()], SendFlags::DONTWAIT).is_err() {
-            self.end(key, Ending::Dropped);
-        }
+        let sent = socket::send(&client.socket, &frame, &[file.as_fd()], SendFlags::DONTWAIT);
+        self.end_unless_sent(key, sent);
     }
 
     /// Gives the client the pidfd of the process that has an endpoint, if it is one of the same user. Not where several users
@@ -324,9 +323,8 @@ impl Loop {
         let Some(client) = self.clients.get(&key) else { return };
         keep(&self.bells, own);
         let frame = Reply::Bell.encode(sequence);
-        if socket::send(&client.socket, &frame, &[bell.as_fd()], SendFlags::DONTWAIT).is_err() {
-            self.end(key, Ending::Dropped);
-        }
+        let sent = socket::send(&client.socket, &frame, &[bell.as_fd()], SendFlags::DONTWAIT);
+        self.end_unless_sent(key, sent);
     }
 
     /// Sends a reply. A client whose socket is full of unread replies is dropped.
@@ -339,8 +337,8 @@ impl Loop {
     fn end_unless_sent(&mut self, key: u64, sent: rustix::io::Result<()>) {
         match sent {
             Ok(()) => {}
-            // It died, or closed its end, between its request and this reply.
-            Err(Errno::PIPE | Errno::CONNRESET) => self.end(key, Ending::Closed),
+            // It died, or closed its end, between its request and this reply. What it had sent by then is read first, and then the end is.
+            Err(Errno::PIPE | Errno::CONNRESET) => {}
             Err(_) => self.end(key, Ending::Dropped),
         }
     }
