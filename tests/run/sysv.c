@@ -5,6 +5,7 @@
 //   sysv KEY          with ISTHMUS_RANK and ISTHMUS_SIZE
 //   sysv KEY look     prints what is there, and who has it attached, and leaves
 //   sysv KEY try ID   prints how calls for a segment end
+//   sysv KEY fork     forks with a segment attached and a large allocation that lies in a file
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@
 #include <sys/ipc.h>
 #include <sys/shm.h>
 #include <sys/utsname.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define MOST 64
@@ -73,11 +75,51 @@ static int try_all(key_t key, int id)
 	return 0;
 }
 
+// Whether memory is that of a file, as the region's is, and not of this process alone.
+static int is_in_a_file(const void *at)
+{
+	char line[512];
+	unsigned long low, high, device;
+	int found = 0;
+	FILE *maps = fopen("/proc/self/maps", "r");
+	while (maps && fgets(line, sizeof line, maps))
+		if (sscanf(line, "%lx-%lx %*s %*s %*s %lu", &low, &high, &device) == 3 && (unsigned long)at >= low && (unsigned long)at < high)
+			found = device != 0;
+	if (maps)
+		fclose(maps);
+	return found;
+}
+
+static int forks(void)
+{
+	enum { TIMES = 20, LARGE = 1 << 20 };
+	int id = shmget(IPC_PRIVATE, 4096, 0600), status = 0;
+	volatile char *at = shmat(id, NULL, 0);
+	char *large = malloc(LARGE);
+	if (at == (void *)-1 || !large)
+		fail("shmat or malloc");
+	memset(large, 7, LARGE);
+	int before = is_in_a_file(large);
+	for (int i = 0; i < TIMES && status == 0; i++) {
+		pid_t pid = fork();
+		if (pid == 0) {
+			at[0]++;
+			_exit(large[LARGE - 1] == 7 && memchr(large, 0, LARGE) == NULL ? 0 : 3);
+		}
+		if (pid < 0 || waitpid(pid, &status, 0) != pid)
+			fail("fork");
+	}
+	printf("%s, %d children, the last one's status %d\n", before ? "in a file" : "in its own memory", at[0], status);
+	return shmctl(id, IPC_RMID, NULL) != 0;
+}
+
 int main(int argc, char **argv)
 {
 	if (argc < 2)
 		return 2;
 	key_t key = (key_t)strtol(argv[1], NULL, 0);
+	if (argc == 3 && strcmp(argv[2], "fork") == 0)
+		return forks();
 	if (argc > 3)
 		return try_all(key, atoi(argv[3]));
 	int is_looking = argc > 2;
