@@ -2,8 +2,8 @@
 //!
 //! `fi_getinfo` is called up to a dozen times and must be cheap: the first call attaches, which shows that there is a
 //! service and a usable region, and the answer is kept for as long as the same service's socket is there; a refusal, whose reason
-//! may pass, for a second. The attachment itself is held until a domain takes it over, or until libfabric is unloaded. A forked child is another process, and
-//! attaches itself.
+//! may pass, for a second. The attachment itself is held until a domain takes it over, or until libfabric is unloaded. A forked
+//! child is another process, and attaches itself.
 //!
 //! A program that changes the name of the socket between two calls gets a fabric of the other region beside its own. A
 //! fabric stands for a region, so later calls need no socket: what names the fabric names the service.

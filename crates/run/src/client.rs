@@ -1,8 +1,8 @@
 //! The side of the switch's clients to which frames are sent.
 //!
 //! A VM's threads pass frames on to many clients, so they wait for none of them: what a client's socket does not take at once waits,
-//! and a thread of its own writes it. A client that was stopped is no worse than one that is slow. Credit bounds what waits; the rest
-//! of a bound is in [`MOST_WAITING`].
+//! and a thread of its own writes it. A client that was stopped is no worse than one that is slow. Its credit bounds what waits, and
+//! [`MOST_WAITING`] what a VM sends that minds no credit.
 
 use std::io;
 use std::net::Shutdown;

@@ -445,6 +445,18 @@ impl Core {
         if self.has_deep { held.map(|held| held.saturating_sub(usual)).sum() } else { 0 }
     }
 
+    /// Looks how far the receiver has passed the chunks of a lane; none where there is no lane any more.
+    fn look_for_passed(&mut self, berth: &mut Berth, to: PeerId) -> Option<()> {
+        if !self.peers[to.0 as usize].path.lane()?.is_accepted() {
+            self.check_accept(berth, to);
+        }
+        let looked = self.peers[to.0 as usize].path.lane_mut()?.refresh();
+        if looked.is_err() {
+            self.lose_faulty(berth, to);
+        }
+        looked.ok()
+    }
+
     /// A place for the next chunk to `to`, if there is room for its message too.
     pub(super) fn take_chunk_place(&mut self, berth: &mut Berth, to: PeerId) -> Option<ChunkPlace> {
         let bytes = self.config.chunk_bytes;
@@ -454,14 +466,7 @@ impl Core {
         let depth = self.depth(berth, to);
         let out = self.peers[to.0 as usize].path.lane_mut()?;
         if out.chunks_held() >= depth {
-            if !out.is_accepted() {
-                self.check_accept(berth, to);
-            }
-            let out = self.peers[to.0 as usize].path.lane_mut()?;
-            if out.refresh().is_err() {
-                self.lose_faulty(berth, to);
-                return None;
-            }
+            self.look_for_passed(berth, to)?;
         }
         let out = self.peers[to.0 as usize].path.lane_mut()?;
         while let Some(chunk) = out.free_chunk() {
@@ -487,14 +492,7 @@ impl Core {
         let out = self.peers[to.0 as usize].path.lane_mut()?;
         if out.chunks_held() > 0 {
             // There are fewer than it may hold, so nobody has looked yet which of them the receiver has passed.
-            if !out.is_accepted() {
-                self.check_accept(berth, to);
-            }
-            let out = self.peers[to.0 as usize].path.lane_mut()?;
-            if out.refresh().is_err() {
-                self.lose_faulty(berth, to);
-                return None;
-            }
+            self.look_for_passed(berth, to)?;
             let out = self.peers[to.0 as usize].path.lane_mut()?;
             return out.free_chunk().map(|offset| ChunkPlace { offset, bytes, pooled: true });
         }
