@@ -8,11 +8,13 @@
 //! acquire. So all that the dead owner did is visible.)
 //!
 //! What the owner leaves behind is said by the *state*, which only owners write: when a lock was taken over, what it
-//! protects is suspect until an owner says that it is not, and lost for ever if an owner gives it back without.
+//! protects is suspect until an owner says that it is not, and lost for ever if an owner gives it back without. An owner may
+//! have to wait before it changes anything. Of such locks the owners say when they begin ([`change`]), and one that dies
+//! before leaves things as they were.
 //!
 //! A waiter that has been overtaken too often puts its name into *heir*. No other process takes a lock that has one.
 
-use crate::sync::{Line, ReadLine, Word};
+use crate::sync::{Line, ReadLine, Word, full_fence};
 
 /// Index of the word that names the owner: the one that is waited at.
 pub const OWNER: usize = crate::gate::WORD;
@@ -22,6 +24,8 @@ pub const STATE: usize = 3;
 pub const HEIR: usize = 4;
 /// Index of the word by which the owner tells its threads apart.
 pub const THREAD: usize = 5;
+/// Index of the word that is not 0 once an owner has begun to change what is protected, where owners say that.
+pub const CHANGING: usize = 6;
 
 const SOUND: u64 = 0;
 const SUSPECT: u64 = 1;
@@ -98,14 +102,32 @@ pub fn take(line: &Line, me: u64, thread: u64, is_heir: bool) -> Result<Found, R
     Ok(found(line))
 }
 
+/// When the owner of a lock may begin to change what it protects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Changes {
+    /// As soon as it has the lock.
+    AtOnce,
+    /// Once it has called [`change`].
+    Later,
+}
+
+/// Says, as the owner, that it is about to change what the lock protects.
+#[inline]
+pub fn change(line: &Line) {
+    line.words[CHANGING].put(1);
+    // What is changed is changed after that: of a process that dies all is done up to one instruction. (A compiler may move a
+    // relaxed store behind other ones.)
+    full_fence();
+}
+
 /// Takes the lock from `dead`, which the services say is dead; none if another process was faster.
-pub fn take_over(line: &Line, dead: u64, me: u64, thread: u64) -> Option<Found> {
+pub fn take_over(line: &Line, dead: u64, me: u64, thread: u64, changes: Changes) -> Option<Found> {
     if !inherit(&line.words[OWNER], dead, me) {
         return None;
     }
     line.words[THREAD].put(thread);
     // A process that dies here is taken over in turn, and this is done again.
-    if found(line) == Found::Sound {
+    if found(line) == Found::Sound && (changes == Changes::AtOnce || line.words[CHANGING].peek() != 0) {
         line.words[STATE].put(SUSPECT);
     }
     Some(found(line))
@@ -124,12 +146,14 @@ pub fn give_back(line: &Line) {
     if line.words[STATE].peek() != SOUND {
         line.words[STATE].put(LOST);
     }
-    line.words[THREAD].put(0);
-    line.words[OWNER].set(0);
+    pass_on(line);
 }
 
 /// Gives back what was taken over only to be inspected: what is suspect stays so.
+#[inline]
 pub fn pass_on(line: &Line) {
+    // After all that was changed, and after the state.
+    line.words[CHANGING].set(0);
     line.words[THREAD].put(0);
     line.words[OWNER].set(0);
 }
@@ -169,18 +193,39 @@ mod tests {
     fn what_the_dead_leave_is_suspect_until_it_is_mended_and_lost_if_it_is_not() {
         let line = Line::new();
         assert_eq!(take(&line, 1, 1, false), Ok(Found::Sound));
-        assert_eq!(take_over(&line, 9, 2, 2), None, "of a process that does not own it");
-        assert_eq!(take_over(&line, 1, 2, 2), Some(Found::Suspect));
+        assert_eq!(take_over(&line, 9, 2, 2, Changes::AtOnce), None, "of a process that does not own it");
+        assert_eq!(take_over(&line, 1, 2, 2, Changes::AtOnce), Some(Found::Suspect));
         pass_on(&line);
         assert_eq!(take(&line, 3, 3, false), Ok(Found::Suspect), "still");
         mend(&line);
         give_back(&line);
         assert_eq!(take(&line, 1, 1, false), Ok(Found::Sound));
-        assert_eq!(take_over(&line, 1, 2, 2), Some(Found::Suspect));
+        assert_eq!(take_over(&line, 1, 2, 2, Changes::AtOnce), Some(Found::Suspect));
         give_back(&line);
         assert_eq!(take(&line, 3, 3, false), Ok(Found::Lost));
         mend(&line);
         give_back(&line);
         assert_eq!(take(&line, 1, 1, false), Ok(Found::Lost), "for good");
+    }
+
+    #[test]
+    fn the_dead_leave_what_they_had_not_begun_to_change_as_it_was() {
+        let line = Line::new();
+        let later = |dead, me| take_over(&line, dead, me, me, Changes::Later);
+        assert_eq!(take(&line, 1, 1, false), Ok(Found::Sound));
+        assert_eq!(later(1, 2), Some(Found::Sound));
+        change(&line);
+        assert_eq!(later(2, 3), Some(Found::Suspect));
+        assert_eq!(later(3, 4), Some(Found::Suspect), "still");
+        mend(&line);
+        assert_eq!(later(4, 5), Some(Found::Suspect), "changed since it was declared sound");
+        pass_on(&line);
+        assert_eq!(take(&line, 1, 1, false), Ok(Found::Suspect));
+        mend(&line);
+        assert_eq!(later(1, 2), Some(Found::Sound), "of the one before nothing is left");
+        change(&line);
+        give_back(&line);
+        assert_eq!(take(&line, 1, 1, false), Ok(Found::Sound));
+        assert_eq!(later(1, 2), Some(Found::Sound), "of the one before nothing is left");
     }
 }

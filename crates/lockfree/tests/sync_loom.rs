@@ -6,7 +6,7 @@
 
 use isthmus_lockfree::barrier::{self, Arrival};
 use isthmus_lockfree::gate;
-use isthmus_lockfree::lock::{self, Found, Refused};
+use isthmus_lockfree::lock::{self, Changes, Found, Refused};
 use isthmus_lockfree::readers;
 use isthmus_lockfree::sync::{Line, Word};
 use loom::sync::Arc;
@@ -175,7 +175,7 @@ fn acquire_from(line: &Line, life: &Word, me: u64) -> Found {
         match lock::take(line, me, me, false) {
             Ok(found) => return found,
             Err(Refused::Held(1)) if life.get() == DEAD => {
-                if let Some(found) = lock::take_over(line, 1, me, me) {
+                if let Some(found) = lock::take_over(line, 1, me, me, Changes::AtOnce) {
                     return found;
                 }
             }
@@ -293,7 +293,7 @@ fn a_heir_that_dies_leaves_the_data_suspect() {
         let found = loop {
             match lock::take(&shared.0, 3, 3, false) {
                 Err(Refused::Held(2)) if shared.1.get() == DEAD => {
-                    break lock::take_over(&shared.0, 2, 3, 3);
+                    break lock::take_over(&shared.0, 2, 3, 3, Changes::AtOnce);
                 }
                 Err(_) => thread::yield_now(),
                 Ok(_) => panic!("it was not given back"),
@@ -329,6 +329,39 @@ fn nobody_sleeps_at_a_lock_that_was_given_back() {
         let knows = line.words[lock::HEIR].peek() == 2;
         assert!(!sleeper.join().unwrap() || (rung && knows), "asleep, and not seen");
     });
+}
+
+/// P11: of a lock whose owners say when they begin to change what it protects: an owner that dies before leaves it sound, one that
+/// dies later does not, and what it did is visible.
+#[test]
+fn what_a_dead_owner_had_not_begun_to_change_is_sound() {
+    for steps in 0..4 {
+        model(move || {
+            let shared = Arc::new((Line::new(), Word::new(0), Word::new(0)));
+            assert!(lock::take(&shared.0, 1, 1, false).is_ok());
+            let far = Arc::clone(&shared);
+            let owner = thread::spawn(move || {
+                let does: [&dyn Fn(); 3] =
+                    [&|| lock::change(&far.0), &|| far.2.put(7), &|| lock::give_back(&far.0)];
+                does[..steps].iter().for_each(|step| step());
+                far.1.set(DEAD);
+            });
+            let found = loop {
+                match lock::take(&shared.0, 2, 2, false) {
+                    Ok(found) => break found,
+                    Err(Refused::Held(1)) if shared.1.get() == DEAD => {
+                        if let Some(found) = lock::take_over(&shared.0, 1, 2, 2, Changes::Later) {
+                            break found;
+                        }
+                    }
+                    Err(_) => thread::yield_now(),
+                }
+            };
+            assert_eq!(found, if (1..3).contains(&steps) { Found::Suspect } else { Found::Sound });
+            assert_eq!(shared.2.peek(), if steps < 2 { 0 } else { 7 });
+            owner.join().unwrap();
+        });
+    }
 }
 
 /// P12: a reader and a writer are never in at the same time, and each sees what the other did before it.

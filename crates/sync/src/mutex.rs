@@ -17,7 +17,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use isthmus_lockfree::lock::Found;
+use isthmus_lockfree::lock::{Changes, Found};
 use isthmus_region::mapping::Section;
 use isthmus_region::member::Member;
 
@@ -40,7 +40,7 @@ impl Mutex {
     /// # Errors
     /// [`Error::Memory`] if the section is smaller than [`BYTES`] or misaligned.
     pub fn open(member: &Arc<Member>, section: &Section) -> Result<Self> {
-        Ok(Self { raw: RawLock::new("a mutex", member, section, 0, 1)? })
+        Ok(Self { raw: RawLock::new("a mutex", member, section, 0, 1, Changes::AtOnce)? })
     }
 
     /// Takes the mutex, waiting as long as it takes.

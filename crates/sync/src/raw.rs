@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use isthmus_lockfree::lock::{self, Found, Refused};
+use isthmus_lockfree::lock::{self, Changes, Found, Refused};
 use isthmus_lockfree::sync::Word;
 use isthmus_region::gate::Gate;
 use isthmus_region::mapping::{LineRef, Section};
@@ -36,6 +36,7 @@ pub(crate) struct RawLock {
     learned: Learned,
     /// How many sleepers are woken when the lock is free: all of them, if some may not be able to take it.
     wake: u32,
+    changes: Changes,
 }
 
 impl RawLock {
@@ -45,6 +46,7 @@ impl RawLock {
         section: &Section,
         offset: u64,
         wake: u32,
+        changes: Changes,
     ) -> Result<Self> {
         let learned = Learned::new(member.doorbell());
         Ok(Self {
@@ -54,6 +56,7 @@ impl RawLock {
             gate: Gate::new(member, section, offset).map_err(Error::memory(what))?,
             learned,
             wake,
+            changes,
         })
     }
 
@@ -94,7 +97,7 @@ impl RawLock {
         match lock::take(&self.line, me, thread, false) {
             Ok(found) => Ok(found),
             Err(Refused::Held(owner)) if owner != 0 && !self.is_alive(owner) => {
-                lock::take_over(&self.line, owner, me, thread).ok_or(Error::WouldBlock)
+                lock::take_over(&self.line, owner, me, thread, self.changes).ok_or(Error::WouldBlock)
             }
             Err(Refused::Kept(heir)) if !self.is_alive(heir) => {
                 lock::keep_no_more(&self.line, heir);
@@ -146,7 +149,7 @@ impl RawLock {
                 Ok(found) => return Ok(found),
                 Err(Refused::Held(0) | Refused::Kept(_)) => {}
                 Err(Refused::Held(dead)) if failed > 0 && !self.is_alive(dead) => {
-                    if let Some(found) = lock::take_over(&self.line, dead, me, thread) {
+                    if let Some(found) = lock::take_over(&self.line, dead, me, thread, self.changes) {
                         return Ok(found);
                     }
                 }
@@ -200,6 +203,11 @@ impl RawLock {
         let (named, mine) = (self.line.words[lock::THREAD].peek(), thread(self.party));
         let of_this_process = named >> 32 == mine >> 32 || named == 0;
         self.owner().peek() == self.party.word() && (named == mine || !of_this_process)
+    }
+
+    /// Says, as the owner, that what is protected is changed from now on, if [`Changes::Later`].
+    pub(crate) fn change(&self) {
+        lock::change(&self.line);
     }
 
     /// Gives the lock back, if it was not given back already, or taken over after it was overwritten.

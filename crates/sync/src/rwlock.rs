@@ -4,7 +4,7 @@
 //! processes does not disturb each other, and the readers of a process that died are left out. The number of such lines is
 //! a parameter: that many processes, or handles, use the lock at the same time.
 //!
-//! A writer that dies leaves its data suspect. Readers then get [`Error::OwnerDied`] and no lock; the next writer gets the
+//! A writer that dies leaves its data suspect, unless it still waited for readers. Readers then get [`Error::OwnerDied`] and no lock; the next writer gets the
 //! lock, with [`WriteGuard::owner_died`], mends the data and declares that with [`WriteGuard::mend`]. If it gives the lock
 //! back without, the lock is [`Error::NotRecoverable`].
 //!
@@ -22,7 +22,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use isthmus_lockfree::lock::{self, Found};
+use isthmus_lockfree::lock::{self, Changes, Found};
 use isthmus_lockfree::readers;
 use isthmus_lockfree::sync::Word;
 use isthmus_region::gate::Gate;
@@ -91,7 +91,7 @@ impl RwLock {
         let line = |index: u32| Gate::new(member, &section, LINES + u64::from(index) * LINE);
         let all = (0..processes).map(line).collect::<isthmus_region::Result<Vec<_>>>().map_err(&failed)?;
         let mut this = Self {
-            writer: RawLock::new(what, member, &section, 0, u32::MAX)?,
+            writer: RawLock::new(what, member, &section, 0, u32::MAX, Changes::Later)?,
             head: section.line(what, HEAD).map_err(&failed)?,
             own: line(0).map_err(&failed)?,
             section,
@@ -255,7 +255,8 @@ impl RwLock {
             };
             let wait = Wait { how: Waiting::Hybrid, learned: self.writer.learned(), deadline };
             match wait.until(ready, check, sleep)? {
-                Ended::Stopped => return Err(Error::OwnerDied),
+                // It may have changed nothing, which the next owner finds.
+                Ended::Stopped => break,
                 Ended::TimedOut => return Err(Error::TimedOut),
                 Ended::Ready if self.enter()? => return Ok(self.read_guard()),
                 Ended::Ready => {}
@@ -357,6 +358,7 @@ impl RwLock {
                 return Err(error);
             }
         }
+        self.writer.change();
         Ok(WriteGuard { lock: self, owner_died: found == Found::Suspect, _of_this_thread: PhantomData })
     }
 

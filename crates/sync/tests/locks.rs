@@ -306,6 +306,11 @@ fn child() {
             return println!("got {:?}", guard.map(|g| g.owner_died()).map_err(|e| e.to_string()));
         }
         "write" => std::mem::forget(objects.rwlock.write().unwrap()),
+        "wait for readers" => {
+            println!("ready");
+            let _guard = objects.rwlock.write().unwrap();
+            panic!("the reader is still there");
+        }
         "read" => std::mem::forget(objects.rwlock.read().unwrap()),
         "make" => std::mem::forget(objects.once.begin(None).unwrap()),
         "wait for notification" => {
@@ -426,6 +431,36 @@ fn readers_and_the_next_writer_learn_of_a_dead_writer() {
     assert!(objects.rwlock.write_within(TOLD).unwrap().owner_died());
     assert!(matches!(objects.rwlock.read(), Err(Error::NotRecoverable)));
     assert!(matches!(objects.rwlock.write(), Err(Error::NotRecoverable)));
+}
+
+#[test]
+fn a_writer_that_dies_while_it_waits_for_readers_leaves_the_data_sound() {
+    let (world, at, objects) = world();
+    for reads in [true, false] {
+        let guard = objects.rwlock.read().unwrap();
+        let mut other = world.other("wait for readers", at, "");
+        other.await_line("ready");
+        std::thread::scope(|scope| {
+            // It is there once a reader finds it.
+            while objects.rwlock.try_read().is_ok() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let next = scope.spawn(|| match reads {
+                true => objects.rwlock.read_within(LONG).map(|_guard| false),
+                false => objects.rwlock.write_within(LONG).map(|guard| guard.owner_died()),
+            });
+            std::thread::sleep(MOMENT);
+            other.kill();
+            if reads {
+                assert!(matches!(next.join().unwrap(), Ok(false)), "beside the reader that is there");
+                drop(guard);
+            } else {
+                drop(guard);
+                assert!(matches!(next.join().unwrap(), Ok(false)));
+            }
+        });
+        assert!(!objects.rwlock.write().unwrap().owner_died());
+    }
 }
 
 #[test]
