@@ -92,7 +92,7 @@ fn guard() -> io::Result<i32> {
 /// what is below them are left alone.
 pub(crate) fn clear(start: &Start, job: Option<Pid>, others: &[i32]) -> Vec<String> {
     let mut lines = Vec::new();
-    match tree::kill_descendants(job, others, KILL_LIMIT) {
+    match tree::kill_descendants(job, others, KILL_LIMIT, |pid| mapped::note(&start.dir, pid)) {
         Ok(left) => {
             mapped::remove(&start.dir, &left);
             lines.extend(
@@ -105,7 +105,7 @@ pub(crate) fn clear(start: &Start, job: Option<Pid>, others: &[i32]) -> Vec<Stri
     if let Err(e) = rundir::remove(&start.dir, start.keep) {
         lines.push(format!("cannot remove {}: {e}", start.dir.display()));
     }
-    let _ = tree::kill_descendants(None, others, KILL_LIMIT);
+    let _ = tree::kill_descendants(None, others, KILL_LIMIT, |_| ());
     lines
 }
 

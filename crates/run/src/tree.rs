@@ -36,14 +36,19 @@ pub fn reap() {
 }
 
 /// Ends everything below this process but `spared`, and `others` with all that is below them, and returns what could not be ended
-/// within `limit`.
+/// within `limit`. Each is handed to `before` first.
 ///
 /// Children are killed before their parents: if this process is killed meanwhile, what is left is below another process
 /// of the run, which does the same.
 ///
 /// # Errors
 /// As [`descendants`], if it fails until the limit.
-pub fn kill_descendants(spared: Option<Pid>, others: &[i32], limit: Duration) -> io::Result<Vec<Pid>> {
+pub fn kill_descendants(
+    spared: Option<Pid>,
+    others: &[i32],
+    limit: Duration,
+    before: impl Fn(Pid),
+) -> io::Result<Vec<Pid>> {
     let scan = || {
         reap();
         let mut left = descendants_but(getpid(), others)?;
@@ -51,6 +56,9 @@ pub fn kill_descendants(spared: Option<Pid>, others: &[i32], limit: Duration) ->
         Ok(left)
     };
     let end = |pid| {
+        // It does nothing more meanwhile.
+        let _ = kill_process(pid, Signal::STOP);
+        before(pid);
         // It may have ended by itself since; one that may not be signalled is reported in the end.
         let _ = kill_process(pid, Signal::KILL);
     };
