@@ -1076,15 +1076,17 @@ static u32 revoke_chunk(struct region *r, struct vm_area_struct *vma, unsigned l
 		to[i] = 0;
 		if (new) {
 			lock_page(new);
-			copy_highpage(new, page);
 			to[i] = migrate_pfn(page_to_pfn(new));
 		}
 	}
+	/* Refuses pages that the kernel still holds, and may be reading into. So they are copied after that, and not before. */
 	migrate_vma_pages(&move);
 	for (i = 0; i < move.npages; i++) {
 		if (to[i] && from[i] & MIGRATE_PFN_MIGRATE) {
-			u32 number = pool_number(r, migrate_pfn_to_page(from[i]));
+			struct page *page = migrate_pfn_to_page(from[i]);
+			u32 number = pool_number(r, page);
 
+			copy_highpage(migrate_pfn_to_page(to[i]), page);
 			/* Before the process writes to the page that it has instead. */
 			spin_lock_irq(&pool->lock);
 			pool_change(pool, number, ISTHMUS_OWNER(pool->pages[number].word));
