@@ -557,7 +557,7 @@ mod tests {
         use isthmus_attach::protocol::{Reply, Request};
         use isthmus_attach::server::Asker;
         use isthmus_region::objects::sysv::{Sharing, name_of};
-        use isthmus_region::objects::{Kind, NewObject, object};
+        use isthmus_region::objects::{Access, Kind, NewObject, object};
         use isthmus_region::party::Party;
         let mut members = members(&["host", "red", "blue"]);
         let names =
@@ -593,6 +593,21 @@ mod tests {
         assert_eq!((name(&members, 2), finds(&members)), ("vm3".into(), [false, true, false]));
         let refused = ask(2, Request::Hold { index, incarnation });
         assert!(matches!(&refused, Reply::Refused { text, .. } if text.contains("ipcshare")), "{refused:?}");
+        let (kind, of) = (Kind::SysvShm, name_of(7));
+        for peer in [1, 2] {
+            let by_name = [
+                Request::Open { kind, name: of.clone(), access: Access::Read },
+                Request::Unlink { kind, name: of.clone() },
+            ];
+            for request in by_name {
+                let refused = ask(peer, request);
+                assert!(
+                    matches!(&refused, Reply::Refused { text, .. } if text.contains("by name")),
+                    "{refused:?}"
+                );
+            }
+        }
+        assert_eq!(finds(&members), [false, true, false], "it is still there, as it was");
         members.remove_vm(1).unwrap();
         assert_eq!(members.add_vm(&blue).unwrap(), 1);
         assert_eq!((name(&members, 1), finds(&members)), ("blue".into(), [false, true, false]));

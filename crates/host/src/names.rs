@@ -344,6 +344,7 @@ impl Registry {
     }
 
     fn open(&mut self, asker: Asker, kind: Kind, name: &str, access: Access) -> Answered {
+        not_by_name(kind, name)?;
         self.sweep_now_and_then();
         let what = || format!("{} '{name}'", kind.name());
         let at = self
@@ -430,6 +431,7 @@ impl Registry {
     }
 
     fn unlink(&mut self, asker: Asker, kind: Kind, name: &str) -> Answered {
+        not_by_name(kind, name)?;
         let what = || format!("{} '{name}'", kind.name());
         let at = self
             .find(kind, name)
@@ -674,6 +676,17 @@ impl Names for Local {
     fn gone(&mut self, party: Party) {
         self.shared.with(|r| r.gone(party));
     }
+}
+
+/// Objects of System V IPC have requests of their own, which ask who may meet whom.
+fn not_by_name(kind: Kind, name: &str) -> std::result::Result<(), Refusal> {
+    let text = || {
+        format!(
+            "{} '{name}' is an object of System V IPC, which is not opened or unlinked by name",
+            kind.name()
+        )
+    };
+    if kind.is_sysv() { Err(Refusal(Code::Invalid, text())) } else { Ok(()) }
 }
 
 #[cfg(test)]
