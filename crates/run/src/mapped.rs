@@ -3,10 +3,10 @@
 //!
 //! Their names are `mpich_shm_W_N` and `mpich_vci_W_N`, where W is the job's number, which comes from random bits of its
 //! launcher, and N is the number of a rank or host. Which job a W belongs to can be seen as long as one of its ranks has
-//! a file of it mapped or open. So whenever such a file appears, before ranks are told to end, and before one is killed, the run's processes
-//! are scanned, and each W that they have is written into the run's directory. The process that ends the run removes
-//! these files, once the run's processes are gone, unless another process has them mapped. A W that was never seen with
-//! a process of the run belongs to another job.
+//! a file of it mapped or open. So whenever such a file appears, and before ranks are told to end, the run's processes
+//! are scanned, and each process once more before it is killed. Each W that they have is written into the run's directory.
+//! The process that ends the run removes these files, once the run's processes are gone, unless another process has them
+//! mapped. A W that was never seen with a process of the run belongs to another job.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -106,13 +106,13 @@ impl Mapped {
     }
 }
 
-/// Notes the jobs whose files process `pid` of the run in `dir` has. It is about to be killed.
+/// Notes the jobs whose files process `pid` of the run in `dir` has, which is about to be killed.
 pub(crate) fn note(dir: &Path, pid: Pid) {
     let jobs: BTreeSet<String> = jobs_of(pid.as_raw_nonzero().get()).into_iter().collect();
     jobs.iter().for_each(|job| write_down(&dir.join(LIST), job));
 }
 
-/// The files of a job that cannot be written down stay behind, as without isthmus.
+/// Adds a job to the list. The files of a job that cannot be written down stay behind, as without isthmus.
 fn write_down(list: &Path, job: &str) {
     let list = fs::OpenOptions::new().append(true).create(true).open(list);
     let _ = list.and_then(|mut list| list.write_all(format!("{job}\n").as_bytes()));

@@ -36,7 +36,7 @@ pub fn reap() {
 }
 
 /// Ends everything below this process but `spared`, and `others` with all that is below them, and returns what could not be ended
-/// within `limit`. Each is handed to `before` first.
+/// within `limit`. Each process is stopped and handed to `before` first.
 ///
 /// Children are killed before their parents: if this process is killed meanwhile, what is left is below another process
 /// of the run, which does the same.
@@ -56,7 +56,7 @@ pub fn kill_descendants(
         Ok(left)
     };
     let end = |pid| {
-        // It does nothing more meanwhile.
+        // So that it makes nothing more while `before` looks at it.
         let _ = kill_process(pid, Signal::STOP);
         before(pid);
         // It may have ended by itself since; one that may not be signalled is reported in the end.

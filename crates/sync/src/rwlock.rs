@@ -4,9 +4,9 @@
 //! processes does not disturb each other, and the readers of a process that died are left out. The number of such lines is
 //! a parameter: that many processes, or handles, use the lock at the same time.
 //!
-//! A writer that dies leaves its data suspect, unless it still waited for readers. Readers then get [`Error::OwnerDied`] and no lock; the next writer gets the
-//! lock, with [`WriteGuard::owner_died`], mends the data and declares that with [`WriteGuard::mend`]. If it gives the lock
-//! back without, the lock is [`Error::NotRecoverable`].
+//! A writer that dies leaves its data suspect, unless it still waited for readers. If it is suspect, readers get
+//! [`Error::OwnerDied`] and no lock; the next writer gets the lock, with [`WriteGuard::owner_died`], mends the data and
+//! declares that with [`WriteGuard::mend`]. If it gives the lock back without, the lock is [`Error::NotRecoverable`].
 //!
 //! A writer keeps new readers out as soon as it waits for the old ones. So a thread that reads must not ask for the lock
 //! again, not even for reading. A reader that finds a writer there four times in a row queues up with the writers.
