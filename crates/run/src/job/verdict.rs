@@ -21,6 +21,8 @@ use crate::{stuck, tree};
 
 /// After the launcher's end, how long to wait for news that a VM's end was the reason.
 const VM_NEWS: Duration = Duration::from_millis(300);
+/// The same natively, for news of a rank's death: the service hears of it by itself.
+const NATIVE_NEWS: Duration = Duration::from_millis(100);
 /// After the launcher's end with status 0, how long its daemons may take to end, too.
 const DAEMON_GRACE: Duration = Duration::from_secs(2);
 /// How long the VMs may take to list the files that vanish with them.
@@ -172,6 +174,8 @@ struct Daemons {
     asked: Option<i32>,
     /// Why the first remote shell was turned away.
     turned_away: Option<String>,
+    /// The service has said of a rank that it is gone.
+    noted: bool,
 }
 
 impl Daemons {
@@ -194,6 +198,7 @@ impl Daemons {
                 self.turned_away.get_or_insert(why);
             }
             switch::News::Note { text } => {
+                self.noted = true;
                 if self.asked.is_none() {
                     tell!("{text}");
                 }
@@ -215,7 +220,16 @@ impl Daemons {
     /// status 0.
     fn wait(&mut self, status: i32, run: &Run<'_>, machines: &[Machine]) -> Result<()> {
         if machines.is_empty() {
+            // The launcher may have learned of a rank's death before the service has.
+            let deadline = Instant::now() + NATIVE_NEWS;
             self.hear_all(run);
+            while status != 0 && self.asked.is_none() && !self.noted {
+                match run.next(Some(deadline)) {
+                    Ok(Event::Switch(news)) => self.hear(news),
+                    Ok(_) => {}
+                    Err(_) => break,
+                }
+            }
             return Ok(());
         }
         let deadline = Instant::now() + if status == 0 { DAEMON_GRACE } else { VM_NEWS };
