@@ -1,5 +1,5 @@
-//! Files in /dev/shm that MPICH's ranks make under names of MPICH's choice, and leave there if they do not reach
-//! MPI_Finalize: after an MPI_Abort, an exit, a kill.
+//! Files that MPICH makes under names of its own choice, and leaves behind if its ranks do not reach MPI_Finalize: after an
+//! MPI_Abort, an exit, a kill. Ranks make theirs in /dev/shm, and the launcher's proxy (one per host) makes one in /tmp.
 //!
 //! Their names are `mpich_shm_W_N` and `mpich_vci_W_N`, where W is the job's number, which comes from random bits of its
 //! launcher, and N is the number of a rank or host. Which job a W belongs to can be seen as long as one of its ranks has
@@ -7,6 +7,10 @@
 //! are scanned, and each process once more before it is killed. Each W that they have is written into the run's directory.
 //! The process that ends the run removes these files, once the run's processes are gone, unless another process has them
 //! mapped. A W that was never seen with a process of the run belongs to another job.
+//!
+//! The proxy's file is `hydra_hwloc_xmlfile_XXXXXX`, the machine's topology for its ranks, which would otherwise each look
+//! for it in hundreds of files of /sys. The proxy has it neither open nor mapped, but keeps its name, so the name is
+//! looked for in the proxy's heap, at the same times.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,7 +18,7 @@ use std::io::Write;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -30,7 +34,13 @@ use crate::tree;
 const PLACE: &str = "/dev/shm";
 /// How the names begin.
 const PREFIXES: [&str; 2] = ["mpich_shm_", "mpich_vci_"];
-/// The file in the run's directory that holds what was seen, a W in each line.
+/// How the path of a proxy's file begins. Six letters and digits follow.
+const TOPOLOGY: &str = "/tmp/hydra_hwloc_xmlfile_";
+/// What the kernel calls a proxy.
+const PROXY: &str = "hydra_pmi_proxy";
+/// How much of a proxy's heap is read: it takes some 130 KB, and more with the environments of many ranks.
+const HEAP_LIMIT: u64 = 16 << 20;
+/// The file in the run's directory that holds what was seen, in each line a W or the path of a proxy's file.
 const LIST: &str = "mpich-files";
 /// How long the run is scanned for a process that has a new file. The file's maker maps it within microseconds; if no
 /// process of the run has it by then, it is another job's.
@@ -41,14 +51,14 @@ const REST: Duration = Duration::from_secs(1);
 /// What was seen of a run.
 #[derive(Debug)]
 pub(crate) struct Mapped {
-    list: PathBuf,
+    dir: PathBuf,
     seen: Mutex<BTreeSet<String>>,
 }
 
 impl Mapped {
     /// Begins to watch for the run in directory `dir`, from a thread of its own.
     pub(crate) fn watch(dir: &Path) -> Arc<Self> {
-        let mapped = Arc::new(Self { list: dir.join(LIST), seen: Mutex::default() });
+        let mapped = Arc::new(Self { dir: dir.to_owned(), seen: Mutex::default() });
         let me = Arc::clone(&mapped);
         // Without a watch, the run is scanned only before ranks are told to end.
         if let Ok(made) = watch_place() {
@@ -63,16 +73,15 @@ impl Mapped {
         let mut reader = inotify::Reader::new(made, &mut buffer);
         let mut others = Others::default();
         while let Ok(event) = reader.next() {
-            let Some(job) = event.file_name().and_then(|name| job_of(name.to_str().ok()?).map(str::to_owned))
-            else {
+            let Some(trace) = event.file_name().and_then(|name| trace_of(name.to_str().ok()?)) else {
                 continue;
             };
             let begin = Instant::now();
-            if others.rest(&job, begin) {
+            if others.rest(&trace, begin) {
                 continue;
             }
             // Once at least, however late this thread is.
-            while !self.knows(&job) {
+            while !self.knows(&trace) {
                 let start = Instant::now();
                 self.scan();
                 if begin.elapsed() >= SCAN_FOR {
@@ -80,65 +89,79 @@ impl Mapped {
                 }
                 thread::sleep(start.elapsed().min(SCAN_FOR));
             }
-            if !self.knows(&job) {
-                others.note(job, Instant::now());
+            if !self.knows(&trace) {
+                others.note(trace, Instant::now());
             }
         }
     }
 
-    fn knows(&self, job: &str) -> bool {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).contains(job)
+    fn knows(&self, trace: &str) -> bool {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).contains(trace)
     }
 
-    /// Notes the jobs whose files the processes below this one have.
+    /// Notes whose files the processes below this one have.
     pub(crate) fn scan(&self) {
         let below = tree::descendants(getpid()).unwrap_or_default();
         let found: BTreeSet<String> =
-            below.iter().flat_map(|pid| jobs_of(pid.as_raw_nonzero().get())).collect();
+            below.iter().flat_map(|pid| traces_of(&self.dir, pid.as_raw_nonzero().get())).collect();
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        for job in found {
-            if seen.contains(&job) {
+        for trace in found {
+            if seen.contains(&trace) {
                 continue;
             }
-            write_down(&self.list, &job);
-            seen.insert(job);
+            write_down(&self.dir, &trace);
+            seen.insert(trace);
         }
     }
 }
 
-/// Notes the jobs whose files process `pid` of the run in `dir` has, which is about to be killed.
+/// Notes whose files process `pid` of the run in `dir` has, which is about to be killed.
 pub(crate) fn note(dir: &Path, pid: Pid) {
-    let jobs: BTreeSet<String> = jobs_of(pid.as_raw_nonzero().get()).into_iter().collect();
-    jobs.iter().for_each(|job| write_down(&dir.join(LIST), job));
+    let traces: BTreeSet<String> = traces_of(dir, pid.as_raw_nonzero().get()).into_iter().collect();
+    traces.iter().for_each(|trace| write_down(dir, trace));
 }
 
-/// Adds a job to the list. The files of a job that cannot be written down stay behind, as without isthmus.
-fn write_down(list: &Path, job: &str) {
-    let list = fs::OpenOptions::new().append(true).create(true).open(list);
-    let _ = list.and_then(|mut list| list.write_all(format!("{job}\n").as_bytes()));
+/// Adds a job or a path to the list. Files of which none can be written down stay behind, as without isthmus.
+fn write_down(dir: &Path, trace: &str) {
+    let list = fs::OpenOptions::new().append(true).create(true).open(dir.join(LIST));
+    let _ = list.and_then(|mut list| list.write_all(format!("{trace}\n").as_bytes()));
 }
 
-/// Jobs of which no process of the run had a file, and when that was seen.
+/// Jobs and paths that no process of the run had, and when that was seen.
 #[derive(Debug, Default)]
 struct Others(BTreeMap<String, Instant>);
 
 impl Others {
-    fn note(&mut self, job: String, now: Instant) {
+    fn note(&mut self, trace: String, now: Instant) {
         // Older notes have no effect any more.
         self.0.retain(|_, then| now.saturating_duration_since(*then) < REST);
-        self.0.insert(job, now);
+        self.0.insert(trace, now);
     }
 
-    /// Whether a scan for `job` found nothing a moment ago.
-    fn rest(&self, job: &str, now: Instant) -> bool {
-        self.0.get(job).is_some_and(|then| now.saturating_duration_since(*then) < REST)
+    /// Whether a scan for `trace` found nothing a moment ago.
+    fn rest(&self, trace: &str, now: Instant) -> bool {
+        self.0.get(trace).is_some_and(|then| now.saturating_duration_since(*then) < REST)
     }
 }
 
 fn watch_place() -> rustix::io::Result<OwnedFd> {
     let made = inotify::init(inotify::CreateFlags::CLOEXEC)?;
     inotify::add_watch(&made, PLACE, inotify::WatchFlags::CREATE)?;
+    // Without this one, proxies' files are looked for when one of the others is made.
+    let _ =
+        Path::new(TOPOLOGY).parent().map(|tmp| inotify::add_watch(&made, tmp, inotify::WatchFlags::CREATE));
     Ok(made)
+}
+
+/// What is noted of a file of MPICH's with this name.
+fn trace_of(name: &str) -> Option<String> {
+    let topology = || Some(format!("/tmp/{name}")).filter(|path| is_topology(path));
+    job_of(name).map(str::to_owned).or_else(topology)
+}
+
+fn is_topology(path: &str) -> bool {
+    let letters = path.strip_prefix(TOPOLOGY).map(str::as_bytes);
+    letters.is_some_and(|six| six.len() == 6 && six.iter().all(u8::is_ascii_alphanumeric) && six != b"XXXXXX")
 }
 
 /// The W in a name of MPICH's. In versions before 5, all that follows the prefix is random and differs for each file.
@@ -176,12 +199,59 @@ fn jobs_of(pid: i32) -> Vec<String> {
     names_of(pid).iter().filter_map(|name| job_of(name)).map(str::to_owned).collect()
 }
 
+/// What is noted of process `pid` of the run in `dir`.
+fn traces_of(dir: &Path, pid: i32) -> Vec<String> {
+    let mut traces = jobs_of(pid);
+    traces.extend(topologies_of(dir, pid).unwrap_or_default());
+    traces
+}
+
+/// The files of topologies that process `pid` has made, if it is a proxy whose memory may be read. Its heap has the
+/// environment of its ranks, too, which may name an older file.
+fn topologies_of(dir: &Path, pid: i32) -> Option<Vec<String>> {
+    if fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim_end() != PROXY {
+        return None;
+    }
+    let begin = fs::metadata(dir).ok()?.created().ok()?;
+    let of_the_run = |path: &String| {
+        fs::symlink_metadata(path).is_ok_and(|meta| meta.modified().is_ok_and(|made| made >= begin))
+    };
+    Some(topologies_in(&heap(pid)?).into_iter().filter(of_the_run).collect())
+}
+
+/// What process `pid` has in its heap.
+fn heap(pid: i32) -> Option<Vec<u8>> {
+    let maps = fs::read(format!("/proc/{pid}/maps")).ok()?;
+    let line = maps.split(|byte| *byte == b'\n').find(|line| line.ends_with(b" [heap]"))?;
+    let (from, to) = std::str::from_utf8(line.split(|byte| *byte == b' ').next()?).ok()?.split_once('-')?;
+    let (from, to) = (u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(to, 16).ok()?);
+    let mut bytes = vec![0; usize::try_from(to.checked_sub(from)?.min(HEAP_LIMIT)).ok()?];
+    fs::File::open(format!("/proc/{pid}/mem")).ok()?.read_exact_at(&mut bytes, from).ok()?;
+    Some(bytes)
+}
+
+/// The paths of topologies among the strings in `heap`.
+fn topologies_in(heap: &[u8]) -> Vec<String> {
+    let strings = heap.split(|byte| *byte == 0).filter(|text| text.len() == TOPOLOGY.len() + 6);
+    strings
+        .filter_map(|text| std::str::from_utf8(text).ok())
+        .filter(|text| is_topology(text))
+        .map(str::to_owned)
+        .collect()
+}
+
 /// Removes what the run in `dir` has left. Its processes have ended, except `own`, which cannot be ended.
 pub(crate) fn remove(dir: &Path, own: &[Pid]) {
     let Ok(list) = fs::read_to_string(dir.join(LIST)) else { return };
-    let jobs: BTreeSet<&str> = list.lines().collect();
-    let ours = |name: &str| job_of(name).is_some_and(|job| jobs.contains(job));
+    let (topologies, jobs): (BTreeSet<&str>, _) = list.lines().partition(|trace| is_topology(trace));
     let user = rustix::process::geteuid().as_raw();
+    for path in topologies {
+        // Only a file: what else may have got that name meanwhile is not the proxy's.
+        if fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file() && meta.uid() == user) {
+            let _ = fs::remove_file(path);
+        }
+    }
+    let ours = |name: &str| job_of(name).is_some_and(|job| jobs.contains(job));
     let left: Vec<PathBuf> = fs::read_dir(PLACE)
         .into_iter()
         .flatten()
@@ -239,6 +309,19 @@ mod tests {
             7f02-7f03 rw-p 00000000 00:00 0  [stack]\n\
             7f03-7f04 rw-s 00000000 00:15 3  /dev/shm/caf\xe9\n";
         assert_eq!(names_in(maps), ["mpich_shm_ab_0"]);
+    }
+
+    #[test]
+    fn a_proxys_file_is_found_among_its_strings() {
+        let heap =
+            b"\0/tmp/hydra_hwloc_xmlfile_a1B2c3\0A=/tmp/hydra_hwloc_xmlfile_d4E5f6\0\x21\0\0\0\0\0\0\0\
+            /tmp/hydra_hwloc_xmlfile_XXXXXX\0/tmp/hydra_hwloc_xmlfile_../../\0/tmp/hydra_hwloc_xmlfile_g7";
+        assert_eq!(topologies_in(heap), ["/tmp/hydra_hwloc_xmlfile_a1B2c3"]);
+        assert_eq!(
+            trace_of("hydra_hwloc_xmlfile_a1B2c3").as_deref(),
+            Some("/tmp/hydra_hwloc_xmlfile_a1B2c3")
+        );
+        assert_eq!(trace_of("hydra_hwloc_xmlfile_a1B2c"), None);
     }
 
     #[test]

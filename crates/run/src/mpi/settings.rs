@@ -307,9 +307,6 @@ fn hydra(place: &Placement) -> Environment {
     if let Some(hosts) = place.hosts {
         env.push(variable("HYDRA_HOST_FILE", hosts));
     }
-    // Each proxy would write the machine's topology to a file in /tmp for its ranks, and leave it there when it is killed. An empty
-    // name is one that is given, and says nothing.
-    env.extend(unless_set("HWLOC_XMLFILE", ""));
     env
 }
 
