@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::job::{Launch, accel_in, statistics, tail};
 use crate::placement::{self, Placement, Policy, Scale, Search, Sieve};
-use crate::promise::{Figure, Row, Verdict, at_least};
+use crate::promise::{Figure, Promise, Row, Verdict, at_least};
 use crate::record::Record;
 use crate::{stats, subject, table};
 
@@ -326,8 +326,15 @@ fn is_promised(record: &Record) -> bool {
     record.subject == "two-vms" && record.peer.as_deref() == Some("one-vm-2")
 }
 
+/// What is promised of two VMs.
+pub(crate) const PROMISE: Promise = at_least(0.9, 1.0);
+
+pub(crate) fn promise_of(particles: u32) -> String {
+    format!("{} particles, 2 VMs : 2 processes of one VM", table::thousands(particles))
+}
+
 fn promised(plan: &Plan, records: &[Record], sieve: Sieve) -> Row {
-    let promise = at_least(0.9, 1.0);
+    let promise = PROMISE;
     let found = records.iter().find(|record| is_promised(record));
     let value = |name: &str| {
         let of = |r: &&Record| r.subject == name && r.peer.is_none() && r.metric == "steps_per_s";
@@ -335,7 +342,7 @@ fn promised(plan: &Plan, records: &[Record], sieve: Sieve) -> Row {
     };
     let accel = found.map_or_else(String::new, |record| record.accel.to_uppercase());
     let figure = found.filter(|record| record.ratio.is_some()).map(Figure::of);
-    let what = format!("{} particles, 2 VMs : 2 processes of one VM", table::thousands(plan.particles));
+    let what = promise_of(plan.particles);
     Row {
         placement: Some(sieve.name().into()),
         figure,

@@ -37,6 +37,8 @@
 
 #![deny(unsafe_code)]
 
+#[cfg(test)]
+mod bounds;
 pub mod chart;
 pub mod cli;
 pub mod doorbell;

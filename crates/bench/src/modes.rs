@@ -12,7 +12,7 @@ use crate::job::Launch;
 use crate::mpi::{self, Comparison};
 use crate::peers::{Wanted, missed};
 use crate::program::Block;
-use crate::promise::{Figure, Row, Verdict, at_least, at_most};
+use crate::promise::{Figure, Promise, Row, Verdict, at_least, at_most};
 use crate::record::{self, Record};
 use crate::stats;
 use crate::subject::Modes;
@@ -32,8 +32,15 @@ pub fn blocks() -> Vec<Block> {
     ]
 }
 
+/// What is promised of a boot.
+pub(crate) const BOOT: Promise = at_most(1.3, 1.1);
+
+pub(crate) fn boot_promise(modes: Modes, vms: u32) -> String {
+    format!("boot of {vms} VMs, {}", modes.row())
+}
+
 /// What is promised of messages.
-fn wanted(modes: Modes) -> Vec<Wanted> {
+pub(crate) fn wanted(modes: Modes) -> Vec<Wanted> {
     let (first, second) = modes.names();
     let of = |what: &str, promise, benchmark, bytes| {
         let what = format!("{what}, {}", modes.row());
@@ -152,14 +159,14 @@ fn boots(
         record.with_values(values)
     };
     let mut of_ours = record(first, &ours).with_ratios(second, &ratios);
-    let promise = at_most(1.3, 1.1);
+    let promise = BOOT;
     let figure = Figure::of(&of_ours);
     let of_theirs = record(second, &theirs);
     let row = Row {
         figure: Some(figure),
         said: format!("{:.2} s : {:.2} s {second}", of_ours.value, of_theirs.value),
         verdict: promise.verdict(&figure),
-        ..Row::missing(&format!("boot of {vms} VMs, {}", modes.row()), None, promise, "")
+        ..Row::missing(&boot_promise(modes, vms), None, promise, "")
     };
     of_ours.promise = Some(row.judged());
     Ok((vec![of_ours, of_theirs], row))

@@ -153,7 +153,7 @@ const ASLEEP: f64 = 0.9;
 const BEST: &str = "best of spin-yield, isthmus-block";
 
 /// All promises, by what they are about.
-fn wanted(what: What) -> Vec<Wanted> {
+pub(crate) fn wanted(what: What) -> Vec<Wanted> {
     let barrier = |what, subject, peer, (processes, vms), promise| Wanted {
         what,
         benchmark: "barrier",

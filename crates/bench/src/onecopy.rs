@@ -57,7 +57,7 @@ pub fn blocks(quick: bool) -> Vec<Block> {
 }
 
 /// What is promised, each of a block.
-fn wanted(vms: u32, flavour: Flavour) -> Vec<(Block, Wanted)> {
+pub(crate) fn wanted(vms: u32, flavour: Flavour) -> Vec<(Block, Wanted)> {
     let of = |what: &str, promise, block: Block, peer| {
         let (benchmark, bytes) = match block {
             Block::BothWays(bytes, _) => ("both_ways", bytes),

@@ -56,15 +56,18 @@ pub struct Table {
 
 /// A ratio that is promised, and how to find it among the records.
 pub(crate) struct Wanted {
-    what: String,
+    /// What is promised.
+    pub what: String,
     /// What is required and aimed at.
     pub promise: Promise,
-    benchmark: &'static str,
-    bytes: u64,
+    /// Of which benchmark.
+    pub benchmark: &'static str,
+    /// Of how long messages.
+    pub bytes: u64,
     /// In flight or in turn, where rows differ by that.
     pub depth: Option<u32>,
     /// The peer, or `None` for the best of all.
-    peer: Option<&'static str>,
+    pub peer: Option<&'static str>,
     /// Whose ratio it is.
     pub subject: &'static str,
 }
@@ -211,6 +214,12 @@ const COPIED_ONCE: u64 = 4096;
 const LARGE: u64 = 65536;
 /// The subject that does.
 const COPIES_ONCE: &str = "ompi-sm";
+
+/// What is promised of the transport itself.
+fn lane_promise(place: &str) -> Wanted {
+    let what = format!("lane latency 8 B, {place} : half a round of a bare line");
+    Wanted::new(what, at_most(1.2, 1.05), ("latency", 8), Some("pingpong"))
+}
 
 /// What is promised of two ranks on this host.
 fn pair_promises(flavour: Flavour) -> Vec<Wanted> {
@@ -410,8 +419,7 @@ fn lanes(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&st
             quick: plan.quick,
             accel: plan.accel.clone(),
         };
-        let what = format!("lane latency 8 B, {place} : half a round of a bare line");
-        let wanted = Wanted::new(what, at_most(1.2, 1.05), ("latency", 8), Some("pingpong"));
+        let wanted = lane_promise(place);
         let done = lane::run(&lane, progress).map(|done| Comparison {
             records: done.records,
             placed: done.placed,
@@ -510,6 +518,35 @@ fn curves(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&s
     }
 }
 
+/// With how many others a rank talks whose memory is looked at; none stands for all of them.
+const NEIGHBOURS: [Option<u32>; 2] = [Some(6), None];
+
+/// What is promised of a rank's memory.
+fn memory_promise(ranks: u32, neighbours: Option<u32>) -> (String, Promise) {
+    let whom = neighbours.map_or_else(|| "all".into(), |count| format!("{count} neighbours"));
+    let required = if neighbours.is_some() { 2.0 } else { 16.0 };
+    let what = format!("memory for each of {ranks} ranks, talking to {whom}");
+    (what, Promise { side: Side::Under, required, aim: required / 2.0 })
+}
+
+/// All promises of an MPI, and how many VMs there are.
+#[cfg(test)]
+pub(crate) fn promises_of(flavour: Flavour) -> Vec<(Wanted, u32)> {
+    let native =
+        [pair_promises(flavour), collective_promises((4, 2), false), collective_promises((4, 2), true)];
+    let native = native.into_iter().flatten().map(|it| (it, 0));
+    native.chain(vm_promises(flavour).into_iter().map(|it| (it, 2))).collect()
+}
+
+/// Those of no MPI, or of whichever there is: of lanes and of memory.
+#[cfg(test)]
+pub(crate) fn promises_of_none() -> (Vec<Wanted>, Vec<(String, Promise)>) {
+    (
+        vec![lane_promise("native"), lane_promise("2 VMs")],
+        NEIGHBOURS.map(|neighbours| memory_promise(64, neighbours)).into(),
+    )
+}
+
 fn memories(
     plan: &Plan,
     isthmus: &Path,
@@ -518,11 +555,9 @@ fn memories(
     progress: &mut dyn FnMut(&str),
 ) {
     let ranks = if plan.quick { 16 } else { 64 };
-    for (neighbours, required) in [(Some(6), 2.0), (None, 16.0)] {
-        let whom = neighbours.map_or_else(|| "all".into(), |count| format!("{count} neighbours"));
-        progress(&format!("memory of {ranks} ranks, each talking to {whom}"));
-        let promise = Promise { side: Side::Under, required, aim: required / 2.0 };
-        let what = format!("memory for each of {ranks} ranks, talking to {whom}");
+    for neighbours in NEIGHBOURS {
+        let (what, promise) = memory_promise(ranks, neighbours);
+        progress(&what);
         let mut row = Row::missing(&what, Some(&mpi_name(mpi)), promise, "");
         match memory::run(&memory::Plan { ranks, neighbours }, isthmus, mpi, program) {
             Ok(record) => {
