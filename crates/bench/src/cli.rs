@@ -745,9 +745,9 @@ fn finish(plan: &mpi::Plan, common: &Common, done: &mpi::Comparison) -> Result<(
     whole(done)
 }
 
-/// What ended before its time has a table, and a status that says so.
+/// What ended before its time, or has nothing to be compared with, has a table, and a status that says so.
 fn whole(done: &mpi::Comparison) -> Result<()> {
-    if done.is_cut { Err(Error::Incomplete) } else { Ok(()) }
+    if done.is_cut || done.is_alone { Err(Error::Incomplete) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -760,6 +760,17 @@ mod tests {
         for bad in ["0", "65M", "", "K", "x", "-1", "1G"] {
             assert!(size(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn what_was_compared_with_nothing_is_not_whole() {
+        let done = mpi::Comparison::default();
+        assert!(whole(&done).is_ok());
+        let alone = mpi::Comparison { is_alone: true, ..mpi::Comparison::default() };
+        assert!(matches!(whole(&alone), Err(Error::Incomplete)));
+        let mut both = done;
+        both.add(alone, "MPI_THREAD_MULTIPLE");
+        assert!(matches!(whole(&both), Err(Error::Incomplete)));
     }
 
     #[test]

@@ -61,6 +61,8 @@ pub struct Comparison {
     pub left_out: Vec<String>,
     /// Whether a launch failed after others had gone well: there are fewer rounds than there should be.
     pub is_cut: bool,
+    /// Whether all that isthmus should be compared with was left out: its own figures have no ratio, and no promise is judged.
+    pub is_alone: bool,
     /// Placements that were looked for and not seen, and what else must be known of them.
     pub placed: Vec<String>,
     /// Of each subject whose MPI has a switch for it, whether its ranks yielded their processor while they waited.
@@ -75,6 +77,7 @@ impl Comparison {
         self.placed.extend(other.placed.into_iter().map(|said| format!("{said} ({how})")));
         self.left_out.extend(other.left_out.into_iter().map(|why| format!("{why} ({how})")));
         self.is_cut |= other.is_cut;
+        self.is_alone |= other.is_alone;
     }
 }
 
@@ -251,7 +254,12 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
             }
         }
     }
+    let is_asked_for_peers = has_peer(&measured);
     measured.retain(|it| !it.rounds.is_empty());
+    let is_alone = is_asked_for_peers && !has_peer(&measured);
+    if is_alone {
+        progress("isthmus has nothing to be compared with: its own figures follow, without a ratio");
+    }
     let have = |placement| least(&measured, plan, &scale, placement);
     progress(&format!("rounds: {}", search.counts(have)));
     let (sieves, not_seen) = search.rows(have);
@@ -272,15 +280,24 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
     }
     records.extend(startup_records(&measured, &setting, load));
     let left_out = left_out.into_iter().map(|(name, why)| format!("{name}: {why}")).collect();
-    Ok(Comparison { records, lines, left_out, is_cut, placed, yields })
+    Ok(Comparison { records, lines, left_out, is_cut, is_alone, placed, yields })
 }
 
-/// In how many rounds isthmus and a peer have a block of that placement, of the pair and block that have it least often.
+fn has_peer(measured: &[Measured]) -> bool {
+    measured.iter().any(|it| !it.subject.is_isthmus())
+}
+
+/// In how many rounds isthmus and a peer have a block of that placement, of the pair and block that have it least often; isthmus
+/// alone, where no peer could be measured.
 fn least(measured: &[Measured], plan: &Plan, scale: &Scale, placement: Placement) -> u32 {
     let blocks = plan.blocks.len();
     let has = |round: &Round, block| round.block(block, blocks, scale, Sieve::Of(placement)).is_some();
     let ours = &measured[0].rounds;
-    let peers = measured[1..].iter().filter(|peer| !peer.rounds.is_empty());
+    let mut peers = measured[1..].iter().filter(|peer| !peer.rounds.is_empty()).peekable();
+    if peers.peek().is_none() {
+        let counted = (0..blocks).map(|block| ours.iter().filter(|round| has(round, block)).count());
+        return u32::try_from(counted.min().unwrap_or(0)).unwrap_or(u32::MAX);
+    }
     let pairs = peers.flat_map(|peer| (0..blocks).map(|block| (&peer.rounds, block)));
     let counted = pairs.map(|(theirs, block)| {
         ours.iter().zip(theirs).filter(|(ours, theirs)| has(ours, block) && has(theirs, block)).count()
@@ -339,7 +356,7 @@ fn accel(it: &Measured) -> String {
     it.rounds[0].run.accel.clone().unwrap_or_else(|| "unknown".into())
 }
 
-/// The records of one block in one placement: isthmus once against each peer, then the peers.
+/// The records of one block in one placement: isthmus once against each peer, or without a ratio where there is none, then the peers.
 fn block_records(
     measured: &[Measured],
     block: usize,
@@ -403,6 +420,9 @@ fn block_records(
     let mut records = Vec::new();
     for at in (0..measured.len()).filter(|at| measured[*at].subject.is_isthmus()) {
         records.extend(compared.iter().filter_map(|peer| record(at, measured[at].subject.name, Some(*peer))));
+        if compared.is_empty() {
+            records.extend(record(at, measured[at].subject.name, None));
+        }
         // Beside what no message can beat, or a message, as the same processes measured it.
         let find = |wanted: Block| plan.blocks.iter().position(|block| *block == wanted);
         if let Some((beside, name)) =
@@ -592,6 +612,29 @@ mod tests {
             (near[1].ratio, near[1].line_before_us, near[1].line_after_us),
             (Some(0.5), Some(0.05), Some(0.06))
         );
+    }
+
+    #[test]
+    fn without_a_peer_isthmus_has_its_own_rows_as_soon_as_they_are_there() {
+        let (near, far) = ([0.05, 0.06], [0.2, 0.3]);
+        let ours = vec![
+            placed_round(1.0, 0, 900, near),
+            placed_round(3.0, 0, 900, far),
+            placed_round(4.0, 0, 900, far),
+        ];
+        let mut all = measured([ours, Vec::new(), Vec::new(), Vec::new()]);
+        let counts = |all: &[Measured]| {
+            [Placement::Near, Placement::Far].map(|placement| least(all, &plan(), &SCALE, placement))
+        };
+        assert_eq!(counts(&all), [1, 2], "a search goes on for what lacks rounds");
+        // So it is where none was asked for, and as the run leaves it in the end.
+        all.truncate(1);
+        assert!(!has_peer(&all));
+        assert_eq!(counts(&all), [1, 2]);
+        let far = sieved(&all, Sieve::Of(Placement::Far));
+        let brief: Vec<_> =
+            far.iter().map(|r| (r.subject.as_str(), r.peer.as_deref(), r.ratio, r.value, r.rounds)).collect();
+        assert_eq!(brief, [("isthmus", None, None, 3.5, 2)]);
     }
 
     #[test]

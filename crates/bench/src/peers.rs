@@ -715,6 +715,9 @@ mod tests {
             (Verdict::NotMeasured, "tcp: no tap")
         );
         assert!(!table.is_whole());
+        let told =
+            table.records.iter().filter(|it| it.benchmark == "promise" && it.promise.is_some()).count();
+        assert_eq!(told, 1, "the promise is in the JSON, too, and not judged");
 
         let mut table = Table::default();
         let cut = Comparison { is_cut: true, ..done(records("shm"), &["tcp failed"]).unwrap() };

@@ -58,11 +58,19 @@ pub fn comparison(plan: &Plan, done: &Comparison) {
     for what in &done.left_out {
         isthmus_region::say!("left out: {what}");
     }
+    if done.is_alone {
+        isthmus_region::say!(
+            "Nothing was left to compare isthmus with: no ratio was formed, and no promise is judged."
+        );
+    }
 }
 
-/// How many rounds ratios are made of: `21`, or `4 to 21`.
+/// How many rounds ratios are made of, or figures where there is no ratio: `21`, or `4 to 21`.
 fn rounds(records: &[Record]) -> String {
-    let all = || records.iter().filter(|record| record.ratio.is_some()).map(|record| record.rounds);
+    let has_ratios = records.iter().any(|record| record.ratio.is_some());
+    // Figures that were compared with nothing have rounds of their own; what a start takes is no table's figure.
+    let counts = |record: &&Record| record.ratio.is_some() || !has_ratios && record.placement.is_some();
+    let all = || records.iter().filter(counts).map(|record| record.rounds);
     match (all().min(), all().max()) {
         (Some(least), Some(most)) if least < most => format!("{least} to {most}"),
         (Some(least), _) => least.to_string(),
