@@ -289,24 +289,26 @@ fn asleep(meeting: &mut Meeting, name: &str, run: &mut Rounds<'_>) -> Result<()>
     meeting.tell(&sample("sleeps_per_round", slept))
 }
 
-/// A byte there and back over the port, with the work of such a round: the first one's before it asks, the second one's before
-/// it answers.
+/// A byte there and back over the port, with the work of such a round.
 fn echo_asleep(meeting: &mut Meeting, port: &mut File) -> Result<()> {
-    let (first, index) = (meeting.is_first(), meeting.index);
+    let first = meeting.is_first();
     asleep(meeting, "virtio-serial", &mut |rounds, _| {
-        for _ in 0..rounds {
-            if first {
-                compute(LATE_WORK.0);
-                tell(port)?;
-            }
-            hear(port)?;
-            if index == 1 {
-                compute(LATE_WORK.1);
-                tell(port)?;
-            }
-        }
-        Ok(())
+        (0..rounds).try_for_each(|_| echo_round(port, first, &mut compute))
     })
+}
+
+/// The first one works before it asks, and the second one meanwhile, as at a barrier: were it at work between question and answer,
+/// that would be in the port's figure, and in no barrier's.
+fn echo_round(port: &mut (impl Read + Write), first: bool, compute: &mut impl FnMut(u64)) -> Result<()> {
+    if first {
+        compute(LATE_WORK.0);
+        tell(port)?;
+        hear(port)
+    } else {
+        compute(LATE_WORK.1);
+        hear(port)?;
+        tell(port)
+    }
 }
 
 /// What a barrier would be if there were nothing but the port: each tells the other that it is there.
@@ -321,11 +323,11 @@ fn exchange_asleep(meeting: &mut Meeting, port: &mut File) -> Result<()> {
     })
 }
 
-fn tell(port: &mut File) -> Result<()> {
+fn tell(port: &mut impl Write) -> Result<()> {
     port.write_all(&[7]).map_err(Error::io("write to the port that joins the VMs"))
 }
 
-fn hear(port: &mut File) -> Result<()> {
+fn hear(port: &mut impl Read) -> Result<()> {
     let mut byte = [0];
     while port.read(&mut byte).map_err(Error::io("read from the port that joins the VMs"))? == 0 {
         // The other side has not opened it yet.
@@ -387,4 +389,44 @@ fn late(
     meeting.after(line)?;
     let share = shares.into_iter().fold(0.0, f64::max);
     meeting.tell(&Sample::new(benchmark, name, "sleeper_share", share))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::io;
+
+    use super::*;
+
+    struct Port<'a>(&'a RefCell<Vec<String>>);
+
+    impl Read for Port<'_> {
+        fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+            self.0.borrow_mut().push("hear".into());
+            Ok(bytes.len())
+        }
+    }
+
+    impl Write for Port<'_> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.borrow_mut().push("tell".into());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn nobody_works_between_a_question_over_the_port_and_its_answer() {
+        let done = |first| {
+            let log = RefCell::new(Vec::new());
+            let mut work = |ns: u64| log.borrow_mut().push(format!("work {ns}"));
+            echo_round(&mut Port(&log), first, &mut work).unwrap();
+            log.into_inner()
+        };
+        assert_eq!(done(true), ["work 1000000", "tell", "hear"]);
+        assert_eq!(done(false), ["work 20000", "hear", "tell"]);
+    }
 }
