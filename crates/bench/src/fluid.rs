@@ -7,11 +7,11 @@ use std::ffi::OsString;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::job::{Launch, accel_in, statistics, tail};
+use crate::job::{self, Launch, accel_in, statistics};
 use crate::placement::{self, Placement, Policy, Scale, Search, Sieve};
 use crate::promise::{Figure, Promise, Row, Verdict, at_least};
 use crate::record::Record;
@@ -108,26 +108,21 @@ fn compile() -> Result<PathBuf> {
     let mut rpath = OsString::from("-Wl,-rpath,");
     rpath.push(&folder);
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
-    let output = Command::new(&compiler)
-        .current_dir(&build)
-        .args(FLAGS)
-        .args(["-o", &name, "sph.c"])
-        .args([library.as_os_str(), &rpath, "-lm".as_ref()])
-        .stdin(Stdio::null())
-        .output();
-    let compiled = match output {
-        Err(error) => Err(Error::io(format!("run the C compiler {}", compiler.to_string_lossy()))(error)),
-        Ok(output) if output.status.success() => {
-            // Renamed into place, so that another benchmark at the same time never runs half a program.
-            fs::rename(build.join(&name), &program).map_err(cannot(&program))
-        }
-        Ok(output) => Err(Error::Compile {
-            compiler: compiler.into(),
-            said: tail(&String::from_utf8_lossy(&output.stderr), 12),
-        }),
-    };
-    fs::remove_dir_all(&build).map_err(Error::io(format!("remove {}", build.display())))?;
-    compiled.map(|()| program)
+    let mut command = Command::new(&compiler);
+    command.current_dir(&build).args(FLAGS).args(["-o", &name, "sph.c"]).args([
+        library.as_os_str(),
+        &rpath,
+        "-lm".as_ref(),
+    ]);
+    let compiled = job::compiled(&mut command).and_then(|()| {
+        // Renamed into place, so that another benchmark at the same time never runs half a program.
+        fs::rename(build.join(&name), &program).map_err(cannot(&program))
+    });
+    // Also where it failed: nothing there is of use.
+    let removed = fs::remove_dir_all(&build);
+    compiled?;
+    removed.map_err(Error::io(format!("remove {}", build.display())))?;
+    Ok(program)
 }
 
 fn launch(plan: &Plan, program: &Path, processes: u32, vms: u32) -> Result<Run> {

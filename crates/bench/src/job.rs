@@ -123,6 +123,39 @@ impl Launch {
     }
 }
 
+/// How long a compiler may take.
+const COMPILED: Duration = Duration::from_secs(600);
+
+/// Runs a compiler to its end. A signal that asks for the end is the cause also where the compiler has had it, too, and failed.
+///
+/// # Errors
+/// [`Error::Interrupted`]; [`Error::Compile`]; [`Error::Io`] if there is none.
+pub(crate) fn compiled(command: &mut Command) -> Result<()> {
+    check_signals()?;
+    let compiler = PathBuf::from(command.get_program());
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(Error::io(format!("run the compiler {}", compiler.display())))?;
+    let (output, errors) = (drain(child.stdout.take()), drain(child.stderr.take()));
+    let status = wait(&mut child, COMPILED).map_err(Error::io("wait for the compiler"))?;
+    // What it has started may hold its pipes for longer than somebody who wants the end should wait.
+    check_signals()?;
+    let said = collect(errors);
+    drop(output);
+    check_signals()?;
+    match status {
+        Some(status) if status.success() => Ok(()),
+        Some(_) => Err(Error::Compile { compiler, said: tail(&said, 12) }),
+        None => {
+            let said = format!("it took longer than {} s\n{}", COMPILED.as_secs(), tail(&said, 12));
+            Err(Error::Compile { compiler, said })
+        }
+    }
+}
+
 /// The last `lines` lines of `text`.
 pub fn tail(text: &str, lines: usize) -> String {
     let all: Vec<&str> = text.lines().collect();

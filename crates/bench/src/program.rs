@@ -3,7 +3,7 @@
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use isthmus_run::mpi::Mpi;
 use serde::Deserialize;
@@ -37,7 +37,7 @@ const FLAGS: [&str; 7] = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-rdyna
 /// Compiles the program for `mpi`, or finds it compiled in the user's cache; returns its path.
 ///
 /// # Errors
-/// [`Error::Cache`], [`Error::Compile`], [`Error::Io`].
+/// [`Error::Cache`], [`Error::Compile`], [`Error::Interrupted`], [`Error::Io`].
 pub fn compile(mpi: &Mpi) -> Result<PathBuf> {
     let name = format!("mpi-bench-{}", mpi.flavour.name());
     build(&mpi.launcher.with_file_name("mpicc"), &mpi.version, &name, &SOURCES, &FLAGS)
@@ -47,7 +47,7 @@ pub fn compile(mpi: &Mpi) -> Result<PathBuf> {
 /// finds it compiled in the user's cache.
 ///
 /// # Errors
-/// [`Error::Cache`], [`Error::Compile`], [`Error::Io`].
+/// [`Error::Cache`], [`Error::Compile`], [`Error::Interrupted`], [`Error::Io`].
 pub fn build(
     compiler: &Path,
     version: &str,
@@ -88,19 +88,14 @@ fn compile_in(
     for (file, text) in sources {
         fs::write(build.join(file), text).map_err(cannot(&build.join(file)))?;
     }
-    let output = Command::new(compiler)
+    let mut command = Command::new(compiler);
+    command
         .current_dir(build)
         .args(["-o", name])
         .args(sources.iter().map(|(file, _)| file).filter(|file| file.ends_with(".c")))
         // Libraries among them come after what needs them.
-        .args(flags)
-        .stdin(Stdio::null())
-        .output()
-        .map_err(Error::io(format!("run {}", compiler.display())))?;
-    if !output.status.success() {
-        let said = crate::job::tail(&String::from_utf8_lossy(&output.stderr), 12);
-        return Err(Error::Compile { compiler: compiler.to_owned(), said });
-    }
+        .args(flags);
+    crate::job::compiled(&mut command)?;
     // Renamed into place, so that another benchmark at the same time never runs half a program.
     fs::rename(build.join(name), program).map_err(cannot(program))
 }
@@ -373,5 +368,54 @@ mod tests {
         assert!(read(START, 1).is_err());
         assert!(read(BLOCK, 1).is_err());
         assert!(read(&format!("{START}\n{}", &BLOCK[..60]), 1).is_err());
+    }
+
+    /// In the process that the next test starts: with a compiler that `COMPILER` names.
+    const COMPILER: &str = "ISTHMUS_TEST_COMPILER";
+
+    fn end_of_build(compiler: &Path) -> i32 {
+        crate::job::end_by_signals().unwrap();
+        match build(compiler, "", "interrupted", &[("x.c", "")], &[]) {
+            Err(Error::Interrupted { signal }) => 100 + signal,
+            other => {
+                println!("{other:?}");
+                1
+            }
+        }
+    }
+
+    #[test]
+    fn a_signal_while_a_program_is_compiled_is_no_failure_of_the_compiler() {
+        use std::os::unix::fs::PermissionsExt;
+        use std::time::{Duration, Instant};
+        if let Some(compiler) = std::env::var_os(COMPILER) {
+            std::process::exit(end_of_build(Path::new(&compiler)));
+        }
+        // One goes on until it is ended; the other has had the signal of the terminal as well, and fails.
+        for (name, rest) in [("slow", "exec sleep 60"), ("fails", "trap '' TERM; sleep 1; exit 1")] {
+            let folder = tempfile::tempdir().unwrap();
+            let compiler = folder.path().join(name);
+            let begun = folder.path().join("begun");
+            fs::write(&compiler, format!("#!/bin/sh\n: >{}\n{rest}\n", begun.display())).unwrap();
+            fs::set_permissions(&compiler, fs::Permissions::from_mode(0o755)).unwrap();
+            let this = "program::tests::a_signal_while_a_program_is_compiled_is_no_failure_of_the_compiler";
+            let mut child = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", this, "--nocapture"])
+                .env(COMPILER, &compiler)
+                .env("XDG_CACHE_HOME", folder.path())
+                .spawn()
+                .unwrap();
+            let since = Instant::now();
+            while !begun.exists() {
+                assert!(since.elapsed() < Duration::from_secs(60), "{name}: it did not begin");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            let pid = rustix::process::Pid::from_child(&child);
+            rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+            assert_eq!(child.wait().unwrap().code(), Some(102), "{name}");
+            assert!(since.elapsed() < Duration::from_secs(30), "{name}: it was waited for");
+            let left = fs::read_dir(folder.path().join("isthmus/bench")).unwrap().count();
+            assert_eq!(left, 0, "{name}: a directory is left");
+        }
     }
 }
