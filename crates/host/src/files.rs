@@ -28,6 +28,8 @@ impl Memfds {
     /// for writing, which the owner of a file can only do once its mode says so: all but the one that is `opened` by others of this user
     /// to be written, if there is one.
     pub(crate) fn create(lengths: &[u64], opened: Option<u32>, huge_pages: Option<u64>) -> Result<Arc<Self>> {
+        // All together, before the first takes any.
+        create::check_room(lengths.iter().fold(0, |sum, bytes| bytes.saturating_add(sum)), huge_pages)?;
         let make = |(index, bytes): (u32, &u64)| {
             let file = create::memory_in(*bytes, huge_pages)?;
             if lengths.len() > 1 {
@@ -117,4 +119,28 @@ fn unavailable(file: u32, errno: Option<Errno>) -> RegionError {
 
 fn failed(action: &'static str) -> impl Fn(Errno) -> Error {
     move |source| Error::System { action, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_do_not_fit_together_are_refused_together() {
+        // Far more than there is anywhere, so that nothing is filled whoever looks at it.
+        let lengths = [1 << 20, 1 << 61, 1 << 61];
+        let refused = Memfds::create(&lengths, None, None).unwrap_err().to_string();
+        let all = lengths.iter().sum::<u64>();
+        assert!(refused.contains(&format!("a region of {all} bytes does not fit")), "{refused}");
+        assert!(refused.contains("are available") && refused.contains("--region-size"), "{refused}");
+
+        let lengths = [1 << 21, 1 << 45];
+        match Memfds::create(&lengths, None, Some(1 << 21)).unwrap_err() {
+            Error::Region(RegionError::NoHugePages { bytes, .. }) => {
+                assert_eq!(bytes, lengths.iter().sum::<u64>())
+            }
+            // A machine without such pages.
+            e => assert!(matches!(e, Error::Region(RegionError::NoSuchHugePages { .. })), "{e}"),
+        }
+    }
 }

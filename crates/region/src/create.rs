@@ -78,6 +78,23 @@ pub fn memory_for_dax(bytes: u64, huge_pages: Option<u64>) -> Result<OwnedFd> {
     make(bytes + dax::HEAD_BYTES, huge_pages)
 }
 
+/// Whether this machine has as much memory for a region now, at once and without taking any from others. Whoever makes several
+/// files asks for all of them together first: each may fit where all do not.
+///
+/// # Errors
+/// [`Error::DoesNotFit`], and for huge pages as [`huge::check`].
+pub fn check_room(bytes: u64, huge_pages: Option<u64>) -> Result<()> {
+    // Huge pages are a pool of their own.
+    match (huge_pages, available()) {
+        (Some(page_bytes), _) => huge::check(bytes, page_bytes),
+        (None, Some(available)) if available < bytes => {
+            let reason = format!("{} MiB of this machine's memory and swap are available", available >> 20);
+            Err(Error::DoesNotFit { bytes, reason })
+        }
+        _ => Ok(()),
+    }
+}
+
 fn make(bytes: u64, huge_pages: Option<u64>) -> Result<OwnedFd> {
     let failed = |action| move |source| Error::Memory { action, bytes, source };
     // Beyond that limit the next call but one is a signal, which would end the service.
@@ -86,18 +103,9 @@ fn make(bytes: u64, huge_pages: Option<u64>) -> Result<OwnedFd> {
         let reason = format!("no file may have more than {limit} bytes here (file size limit, ulimit -f)");
         return Err(Error::DoesNotFit { bytes, reason });
     }
-    // Before anything is taken from others; huge pages are a pool of their own.
-    if huge_pages.is_none()
-        && let Some(available) = available()
-        && available < bytes
-    {
-        let reason = format!("{} MiB of this machine's memory and swap are available", available >> 20);
-        return Err(Error::DoesNotFit { bytes, reason });
-    }
+    check_room(bytes, huge_pages)?;
     let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     if let Some(page_bytes) = huge_pages {
-        // At once and without taking any from others, where it is clear already that there are too few.
-        huge::check(bytes, page_bytes)?;
         flags |= huge::flags(page_bytes);
     }
     let fd =
