@@ -228,7 +228,7 @@ impl Members {
     /// # Errors
     /// [`Error::Region`].
     pub fn add_host(&mut self, index: u32) -> Result<(u64, directory::Writer)> {
-        let incarnation = self.join(index, false, Begins::Anew)?;
+        let incarnation = self.join(index, self.slots[index as usize].holder, false, Begins::Anew)?;
         let naming = Naming::first(SystemId::random()?);
         let writer = directory::Writer::create(self.region(), index, naming)?;
         self.activate(index, naming.system)?;
@@ -254,8 +254,7 @@ impl Members {
         let vm = own.unwrap_or_else(|| self.arriving(caller.process.as_ref()));
         let slot = if self.slots.get(vm).is_some_and(|s| is_free(&s)) { vm } else { first + 1 };
         let index = u32::try_from(slot).unwrap_or(u32::MAX);
-        self.slots[slot].holder = vm;
-        let incarnation = self.join(index, true, Begins::Anew)?;
+        let incarnation = self.join(index, vm, true, Begins::Anew)?;
         self.known[vm].is_given = true;
         self.known[vm].process.clone_from(&caller.process);
         self.slots[slot].system = None;
@@ -266,13 +265,13 @@ impl Members {
         Ok(index)
     }
 
-    fn join(&mut self, index: u32, is_vm: bool, begins: Begins) -> Result<u64> {
+    fn join(&mut self, index: u32, holder: usize, is_vm: bool, begins: Begins) -> Result<u64> {
         let slot = &mut self.slots[index as usize];
         let Place { file, section, bytes } = slot.place;
-        let name = &self.known[slot.holder].name;
         let is_first = !slot.used;
         if slot.used {
-            wait_for_holds(self.writer.region(), index, name)?;
+            // Of the one that had the place last.
+            wait_for_holds(self.writer.region(), index, &self.known[slot.holder].name)?;
             let whole =
                 self.writer.region().peer(index)?.ok_or(isthmus_region::Error::NoPeer { peer: index })?;
             let section = self.writer.region().own_section(&whole)?;
@@ -285,12 +284,14 @@ impl Members {
             // Before the member sees that it may begin.
             mark(file, &section)?;
         }
+        slot.holder = holder;
         slot.used = true;
         slot.refused = false;
         slot.since = Some(Instant::now());
         if let Some(names) = &self.names {
             names.with(|r| r.forget(index));
         }
+        let name = &self.known[holder].name;
         let new = NewPeer { file, section, section_bytes: bytes, is_vm, name };
         let incarnation = self.writer.add(index, &new)?;
         if is_first {
@@ -408,7 +409,7 @@ impl Members {
                 if since.elapsed() >= LETTING_GO
                     && !isthmus_region::holds::are_on(self.region(), index, None) =>
             {
-                self.join(index, true, Begins::WithPages)?;
+                self.join(index, self.slots[index as usize].holder, true, Begins::WithPages)?;
                 Ok(Some(Change::Again(index)))
             }
             _ => Ok(None),
@@ -506,6 +507,38 @@ mod tests {
         hold.release();
         assert_eq!(members.look_at(1).unwrap(), Some(Change::Again(1)));
         assert_eq!(members.region().peer(1).unwrap().unwrap().life.state, State::Joining);
+    }
+
+    #[test]
+    fn a_newcomer_is_told_whose_memory_is_still_in_use() {
+        use isthmus_region::holds::{Hold, Owner};
+        let mut members = members(&["host", "red", "blue"]);
+        let own = |vm| Caller { vm: Some(vm), process: None };
+        let mut writers = Vec::new();
+        for vm in [1, 2] {
+            assert_eq!(members.add_vm(&own(vm)).unwrap(), vm);
+            let naming = Naming::first(SystemId::random().unwrap());
+            writers.push(directory::Writer::create(members.region(), vm, naming).unwrap());
+            assert_eq!(members.look_at(vm).unwrap(), Some(Change::Active(vm)));
+        }
+        // A process of the second is at work in the memory of the first.
+        let blue = &mut writers[1];
+        let area = blue.open_area(64 << 10, 1, "").unwrap();
+        let block = area.first.offset + 4096;
+        blue.open_endpoint(area.area, block, 1).unwrap();
+        let hold = Hold::of(blue.directory().own_section(), block).unwrap();
+        hold.take(Owner::new(1, 0));
+        members.remove_vm(1).unwrap();
+        let (child, stranger) = qemu();
+        for _ in 0..2 {
+            let refused = members.add_vm(&stranger).unwrap_err().to_string();
+            assert!(refused.contains("the memory that VM 'red' had"), "{refused}");
+        }
+        assert_eq!(members.name(1), "red", "nobody has come in its place");
+        hold.release();
+        assert_eq!(members.add_vm(&stranger).unwrap(), 1);
+        assert_eq!(members.name(1), "vm3");
+        end(child);
     }
 
     #[test]
