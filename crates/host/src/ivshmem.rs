@@ -175,6 +175,9 @@ struct Loop {
     observer: Observer,
     epoll: OwnedFd,
     stop: Arc<Flag>,
+    /// They go before the listeners are closed, so that nothing connects to a server that has ended, and what another service has
+    /// made by then stays.
+    _names: Names,
     listeners: Vec<OwnedFd>,
     links: HashMap<u64, Link>,
     next_key: u64,
@@ -210,6 +213,7 @@ impl Server {
             observer,
             epoll,
             stop: Arc::clone(&stop),
+            _names: names,
             listeners,
             links: HashMap::new(),
             next_key: FIRST_LINK,
@@ -222,8 +226,6 @@ impl Server {
                 action: "start the ivshmem server's thread",
                 source: Errno::from_io_error(&e).unwrap_or(Errno::IO),
             })?;
-        // From now on the thread removes them.
-        names.0.clear();
         Ok(Self { errands, stop, thread: Some(thread) })
     }
 }
@@ -263,10 +265,6 @@ impl Loop {
             }
             self.run_errands();
             self.sweep();
-        }
-        // Before the listeners are closed, so that nothing connects to a server that has ended.
-        for (path, _) in &self.config.sockets {
-            let _ = rustix::fs::unlink(path);
         }
     }
 

@@ -349,8 +349,6 @@ pub(crate) struct Config {
 /// The running relay. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct Wakes {
-    /// Their names go after the thread has ended.
-    _names: Names,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -375,6 +373,7 @@ impl Wakes {
             config,
             observer,
             door,
+            _names: names,
             listeners,
             stop: Arc::clone(&stop),
             links: Vec::new(),
@@ -387,7 +386,7 @@ impl Wakes {
             action: "start the thread that relays wake-ups",
             source: Errno::from_io_error(&e).unwrap_or(Errno::IO),
         };
-        Ok(Self { _names: names, stop, thread: Some(thread.map_err(failed)?) })
+        Ok(Self { stop, thread: Some(thread.map_err(failed)?) })
     }
 }
 
@@ -449,6 +448,8 @@ struct Relay {
     observer: Observer,
     /// Readable while any of the listeners is, so that there is one descriptor for all of them.
     door: OwnedFd,
+    /// They go before the listeners are closed: after that they may be those of a service that has taken them over.
+    _names: Names,
     listeners: Vec<OwnedFd>,
     stop: Arc<OwnedFd>,
     links: Vec<Link>,

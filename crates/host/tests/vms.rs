@@ -206,6 +206,33 @@ fn the_common_socket_gives_places_in_order_and_refuses_so_that_qemu_gives_up() {
     Qemu::connect(&common);
 }
 
+/// One that starts while another stops: that one takes away its own names, and none of those that are its successor's by then.
+#[test]
+fn a_service_that_stops_leaves_its_successors_sockets() {
+    let names: Vec<String> = (0..40).map(|number| format!("red{number}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    for round in 0..10 {
+        let dir = tempfile::tempdir().unwrap();
+        let (service, _events) =
+            start_with(dir.path(), &names, |config| config.region.bytes = Some(256 << 20));
+        let sockets = [service.wake_socket(), service.ivshmem_socket()].map(Path::to_owned);
+        let next = |path: &Path| loop {
+            match isthmus_attach::socket::listen(path, SocketType::STREAM, 0o600, None) {
+                Ok(listener) => return listener,
+                Err(e) => assert!(matches!(e, isthmus_attach::Error::InUse { .. }), "{e}"),
+            }
+        };
+        std::thread::scope(|threads| {
+            let successors = sockets.each_ref().map(|path| threads.spawn(|| next(path)));
+            drop(service);
+            let _listeners = successors.map(|successor| successor.join().unwrap());
+            for path in &sockets {
+                assert!(path.exists(), "{} in round {round}", path.display());
+            }
+        });
+    }
+}
+
 #[test]
 fn garbage_from_a_client_ends_that_client_alone() {
     let dir = tempfile::tempdir().unwrap();
