@@ -24,7 +24,9 @@ use std::time::{Duration, Instant};
 use isthmus_attach::server::{Allowed, ring};
 use isthmus_attach::socket;
 use isthmus_region::dax::Head;
+use isthmus_region::error::with_causes;
 use isthmus_region::mapping::Section;
+use isthmus_region::room::limit_told;
 use isthmus_region::shared_by_threads::Flag;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -305,7 +307,9 @@ impl Loop {
                 Err(e) => {
                     // Its life may have ended before that.
                     self.config.router.death(index);
-                    self.tell(&Event::Trouble { reason: format!("checking the members: {e}") });
+                    self.tell(&Event::Trouble {
+                        reason: format!("checking the members: {}", with_causes(&e)),
+                    });
                 }
             }
             self.config.router.tell(index);
@@ -346,7 +350,7 @@ impl Loop {
             Ok(socket) => socket,
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
             Err(e) => {
-                self.tell(&Event::Trouble { reason: format!("cannot accept a VM: {e}") });
+                self.tell(&Event::Trouble { reason: format!("cannot accept a VM: {e}{}", limit_told(&e)) });
                 for listener in &self.listeners {
                     let _ = epoll::delete(&self.epoll, listener);
                 }
@@ -411,7 +415,11 @@ impl Loop {
                 self.flush(other);
             }
         }
-        if stands && watched.is_ok() {
+        if let Err(e) = watched {
+            let reason = format!("cannot watch a VM's connection, which ends: {e}{}", limit_told(&e));
+            self.tell(&Event::Trouble { reason });
+            self.end(key);
+        } else if stands {
             self.watch_for_room(key);
         } else {
             self.end(key);
@@ -425,15 +433,17 @@ impl Loop {
         socket: &OwnedFd,
         wanted: Option<u32>,
     ) -> std::result::Result<(u32, Vec<Arc<OwnedFd>>), String> {
-        let peer = isthmus_attach::socket::caller(socket).map_err(|e| e.to_string())?;
+        let told = |e: Error| with_causes(&e) + &limit_told(&e);
+        let peer = isthmus_attach::socket::caller(socket)
+            .map_err(|source| told(Error::System { action: "learn whose QEMU connects", source }))?;
         let uid = peer.uid;
         if !self.config.allowed.lets_in(uid) {
             return Err(format!("user {uid} may not connect a VM to this region"));
         }
         let vectors: Result<Vec<_>> = (0..self.config.vectors).map(|_| eventfd().map(Arc::new)).collect();
-        let vectors = vectors.map_err(|e| e.to_string())?;
+        let vectors = vectors.map_err(told)?;
         let caller = Caller { vm: wanted, process: peer.pid.and_then(Process::with) };
-        let member = self.members().add_vm(&caller).map_err(|e| e.to_string())?;
+        let member = self.members().add_vm(&caller).map_err(told)?;
         // Before QEMU has its answer, after which an agent may speak.
         self.config.router.plugged(member, caller, vectors.clone());
         Ok((member, vectors))
@@ -488,7 +498,9 @@ impl Loop {
         let name = self.members().name(link.member).to_owned();
         let _ = epoll::delete(&self.epoll, &link.socket);
         if let Err(e) = removed {
-            self.tell(&Event::Trouble { reason: format!("ending the membership of VM '{name}': {e}") });
+            self.tell(&Event::Trouble {
+                reason: format!("ending the membership of VM '{name}': {}", with_causes(&e)),
+            });
         }
         // Its processes cannot finish what others wait for.
         self.config.router.death(link.member);
