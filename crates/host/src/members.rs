@@ -365,13 +365,16 @@ impl Members {
         removed
     }
 
-    /// The counters of a member's present life. A section may hold anything; what cannot be read counts as zero.
+    /// The counters of a member's present life, also once its agent has asked for another one; zero once that life is over, since
+    /// they are among those of former lives then. A section may hold anything; what cannot be read counts as zero.
     fn totals(&self, index: u32) -> Totals {
         let read = || {
             let info = self.info(index)?;
+            if info.life.state == State::Dead {
+                return Ok(Totals::default());
+            }
             let section = self.region().section(&info)?;
-            let directory = Directory::open(&section, self.region().shape(), info.life.incarnation)?;
-            Ok::<_, Error>(directory.totals()?)
+            Ok::<_, Error>(directory::totals_in(&section, self.region().shape(), info.life.incarnation)?)
         };
         read().unwrap_or_default()
     }
@@ -539,6 +542,51 @@ mod tests {
         assert_eq!(members.add_vm(&stranger).unwrap(), 1);
         assert_eq!(members.name(1), "vm3");
         end(child);
+    }
+
+    #[test]
+    fn what_a_life_has_counted_stays_when_its_agent_begins_anew() {
+        use isthmus_region::counters::{Counter, Counters};
+        let mut members = members(&["host", "red"]);
+        let own = Caller { vm: Some(1), process: None };
+        assert_eq!(members.add_vm(&own).unwrap(), 1);
+        let count = |members: &Members| members.stats()[1].1.get(Counter::TxBytes);
+        let life = |members: &mut Members, bytes| {
+            let naming = Naming::first(SystemId::random().unwrap());
+            let mut writer = directory::Writer::create(members.region(), 1, naming).unwrap();
+            assert_eq!(members.look_at(1).unwrap(), Some(Change::Active(1)));
+            // Of a process that is gone by then, and of one that is not.
+            for ends in [true, false] {
+                let area = writer.open_area(64 << 10, 1, "").unwrap();
+                let section = writer.directory().own_section();
+                Counters::at(section, area.first.offset).unwrap().add(Counter::TxBytes, bytes);
+                if ends {
+                    writer.close_area(area.area).unwrap();
+                }
+            }
+            writer.directory().own_section().clone()
+        };
+        let say = |section: Section, magic| {
+            section.word("directory", format::directory::MAGIC).unwrap().set(magic);
+            section
+        };
+        say(life(&mut members, 10), 0);
+        assert_eq!(count(&members), 20, "asked for a new life, which has not begun");
+        std::thread::sleep(LEAST_LIFE);
+        assert_eq!(members.look_at(1).unwrap(), Some(Change::Over(1)));
+        assert_eq!(count(&members), 20);
+        std::thread::sleep(LETTING_GO);
+        assert_eq!(members.look_at(1).unwrap(), Some(Change::Again(1)));
+        assert_eq!(count(&members), 20);
+        let section = life(&mut members, 100);
+        assert_eq!(count(&members), 220);
+        let section = say(section, 0);
+        std::thread::sleep(LEAST_LIFE);
+        assert_eq!(members.look_at(1).unwrap(), Some(Change::Over(1)));
+        say(section, format::DIRECTORY_MAGIC);
+        assert_eq!(count(&members), 220, "a life that is over is counted once");
+        members.remove_vm(1).unwrap();
+        assert_eq!(count(&members), 220);
     }
 
     #[test]

@@ -250,16 +250,7 @@ impl Directory {
     /// # Errors
     /// [`Error::OutOfBounds`] when a record points outside of the section.
     pub fn totals(&self) -> Result<Totals> {
-        let mut sum = Totals::read(&self.section, directory::RETIRED)?;
-        for slot in 0..self.shape.endpoints {
-            let at = self.area_table + u64::from(slot) * area::BYTES;
-            let life = Life::unpack(self.section.word("area", at + area::LIFE)?.get());
-            if life.state == State::Active {
-                let first = self.section.word("area", at + area::FIRST)?.get();
-                sum.add(&Totals::read(&self.section, first)?);
-            }
-        }
-        Ok(sum)
+        counted(&self.section, &self.shape)
     }
 
     /// Endpoint slots that are in use, with their records.
@@ -269,6 +260,33 @@ impl Directory {
             .filter(|(_, info)| info.life.state == State::Active)
             .collect()
     }
+}
+
+/// Counters of the peer whose section this is, as [`Directory::totals`]: also when its agent has taken the directory's magic word away,
+/// by which it asks for a new life. Nothing else of the directory is believed.
+///
+/// # Errors
+/// [`Error::Invalid`] when the directory is not one of this life; as [`Directory::totals`].
+pub fn totals_in(section: &PeerSection, shape: &Shape, incarnation: u64) -> Result<Totals> {
+    let of = section.word("directory", directory::INCARNATION)?.get();
+    if of != incarnation {
+        return Err(Error::Invalid { what: "directory incarnation", value: of });
+    }
+    counted(section, shape)
+}
+
+fn counted(section: &PeerSection, shape: &Shape) -> Result<Totals> {
+    let mut sum = Totals::read(section, directory::RETIRED)?;
+    let table = places(shape).areas;
+    for slot in 0..shape.endpoints {
+        let at = table + u64::from(slot) * area::BYTES;
+        let life = Life::unpack(section.word("area", at + area::LIFE)?.get());
+        if life.state == State::Active {
+            let first = section.word("area", at + area::FIRST)?.get();
+            sum.add(&Totals::read(section, first)?);
+        }
+    }
+    Ok(sum)
 }
 
 /// The directory of the own peer, with the words in it that its processes write. It reads as a [`Directory`].
