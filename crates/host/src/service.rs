@@ -356,7 +356,7 @@ impl Service {
             let server = server::Config {
                 path: match index {
                     0 => attach_socket.clone(),
-                    _ => config.dir.join(format!("socket-{index}")),
+                    _ => own_socket(&attach_socket, &index.to_string()),
                 },
                 mode: config.mode,
                 group: config.group,
@@ -607,7 +607,7 @@ fn lock(members: &Mutex<Members>) -> MutexGuard<'_, Members> {
     members.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The socket of one VM beside that which all share.
+/// The socket of one VM, or of one of the host's own peers, beside that which all share.
 pub fn own_socket(common: &Path, name: &str) -> PathBuf {
     let mut path = common.as_os_str().to_owned();
     path.push("-");

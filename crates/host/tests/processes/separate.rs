@@ -1,5 +1,6 @@
 //! Processes that are peers of their own: each writes its own section alone.
 
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -108,6 +109,18 @@ fn a_named_object_is_shared_by_processes_of_several_peers() {
     while Object::open(&member, Kind::Segment, "own", Access::Read).is_ok() {
         assert!(Instant::now() < deadline, "it ends with its creator");
         std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn two_services_in_one_folder_have_sockets_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |name| Config { attach_socket: Some(dir.path().join(name)), ..separate(dir.path(), 2) };
+    let services = ["red", "blue"].map(|name| start(of(name)).0);
+    for (name, service) in ["red-1", "blue-1"].into_iter().zip(&services) {
+        let view = observe_file_at(&dir.path().join(name), 0, SOON).unwrap();
+        let ino = |fd| rustix::fs::fstat(fd).unwrap().st_ino;
+        assert_eq!(ino(view.region.as_fd()), ino(service.region_fd().as_fd()), "{name}");
     }
 }
 
