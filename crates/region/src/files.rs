@@ -4,12 +4,13 @@
 //! first used: a region of 1,024 peers, each with a file, costs no descriptor, and a process maps only what it reaches.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::fs::SealFlags;
 
 use crate::error::{Error, Result};
 use crate::mapping::{Mapping, PeerSection, is_bar, is_device};
+use crate::signals;
 use crate::source::Source;
 
 /// Files of a region in this process's address space.
@@ -17,7 +18,8 @@ use crate::source::Source;
 pub(crate) struct Files {
     first: PeerSection,
     others: Box<[OnceLock<PeerSection>]>,
-    /// Held while a file is fetched, so that threads that come to it together fetch it once.
+    /// Held while a file is fetched, so that threads that come to it together fetch it once: with signals blocked, since a handler
+    /// that interrupts its holder may come to the same file.
     fetching: Mutex<()>,
     source: Option<Arc<dyn Source>>,
 }
@@ -59,7 +61,7 @@ impl Files {
     /// As [`Mapping::retire`]; the others are retired all the same.
     pub(crate) fn retire(&self) -> Result<()> {
         // A fetch that is under way ends first, and is seen here.
-        let _one = self.fetching.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = signals::lock(&self.fetching);
         let done: Vec<_> = self.mapped().into_iter().map(|file| file.mapping().retire()).collect();
         done.into_iter().collect()
     }
@@ -77,7 +79,7 @@ impl Files {
         cell: &'a OnceLock<PeerSection>,
         bytes: impl FnOnce() -> Result<u64>,
     ) -> Result<&'a PeerSection> {
-        let _one = self.fetching.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = signals::lock(&self.fetching);
         if let Some(file) = cell.get() {
             return Ok(file);
         }
@@ -104,4 +106,45 @@ impl Files {
 pub(crate) fn cannot_shrink(fd: BorrowedFd<'_>) -> bool {
     let sealed = rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     sealed || is_bar(fd) || rustix::fs::fstat(fd).is_ok_and(|stat| is_device(&stat))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+    use crate::create;
+    use crate::signals::Blocked;
+    use crate::source::OneFile;
+
+    fn is_open() -> bool {
+        Blocked::new().added() & (1 << (libc::SIGUSR1 - 1)) != 0
+    }
+
+    /// A source that is asked with all signals blocked, as it was when it gave a file.
+    #[derive(Debug)]
+    struct Asked(OneFile);
+
+    impl Source for Asked {
+        fn bytes(&self) -> u64 {
+            self.0.bytes()
+        }
+
+        fn file(&self, _: u32) -> Result<OwnedFd> {
+            assert!(!is_open(), "a handler would wait here for the thread that it has interrupted");
+            self.0.file(0)
+        }
+    }
+
+    #[test]
+    fn no_handler_comes_in_while_a_file_is_fetched() {
+        let bytes = 1 << 20;
+        let file = OneFile::new(create::memory(bytes).unwrap(), bytes);
+        let first = Mapping::of(&file).unwrap().whole_for_reading();
+        let files = Files::new(first, 2, Some(Arc::new(Asked(file))));
+        assert_eq!(files.get(1, || Ok(bytes)).unwrap().len(), bytes);
+        assert!(is_open());
+        files.retire().unwrap();
+        assert!(is_open());
+    }
 }
