@@ -736,8 +736,15 @@ static void pool_show(struct pool *pool, void *memory)
 
 	spin_lock_irq(&pool->lock);
 	pool->published = memory && pool->count ? memory + pool->table : NULL;
-	for (i = 0; i < pool->count; i++)
+	/* What changes from here on goes into the table by itself, so interrupts have their turn between these. */
+	for (i = 0; pool->published && i < pool->count; i++) {
 		pool_publish(pool, i);
+		if (i % 1024 == 1023) {
+			spin_unlock_irq(&pool->lock);
+			cond_resched();
+			spin_lock_irq(&pool->lock);
+		}
+	}
 	spin_unlock_irq(&pool->lock);
 }
 
