@@ -1401,20 +1401,6 @@ static long client_release_pages(struct client *c, const void __user *from)
 	return released;
 }
 
-static long client_settle(struct client *c, unsigned long owner)
-{
-	if (!capable(CAP_SYS_ADMIN))
-		return -EPERM;
-	if (owner > ISTHMUS_OWNERS)
-		return -EINVAL;
-	down_read(&c->region->lock);
-	pool_renew(c->region, owner);
-	pool_settle(c->region, owner);
-	pool_orphan(c->region, owner);
-	up_read(&c->region->lock);
-	return 0;
-}
-
 /*
  * The lock of a process's memory, which a thread may hold for as long as it waits for a file system: so many tries, of which those that
  * fail are used up. Gives whether it was had.
@@ -1435,7 +1421,7 @@ static bool mm_lock_within(struct mm_struct *mm, unsigned int *tries)
  * Moves back what was granted by a descriptor and is where it was granted. The pool stays as long as there is any such page, so nothing
  * else is held.
  */
-static void pages_evict(struct client *c, unsigned int tries)
+static void pages_evict(struct client *c, unsigned int *tries)
 {
 	struct mm_struct *mm = c->notifier.mm;
 	unsigned long index = 0;
@@ -1453,7 +1439,7 @@ static void pages_evict(struct client *c, unsigned int tries)
 		for (count = 1; count < most && xa_load(&c->granted_at, index + count);)
 			count++;
 		/* Otherwise they are moved when this is called again, or freed by their process. */
-		if (mm_lock_within(mm, &tries)) {
+		if (mm_lock_within(mm, tries)) {
 			vma = area_at(mm, address, &count);
 			if (vma && has_private_pages(vma))
 				revoke_chunk(c->region, vma, address, count);
@@ -1465,11 +1451,49 @@ static void pages_evict(struct client *c, unsigned int tries)
 	mmput(mm);
 }
 
+/*
+ * The same of all descriptors of an owner, 0 for each. A process that has its memory locked has its turn when this is called again, or when
+ * it closes the descriptor. Called without the region's lock, which is taken after that of a process's memory.
+ */
+static void clients_evict(struct region *r, u32 owner)
+{
+	unsigned int tries = DRAIN_TRIES;
+	struct client *c;
+
+	mutex_lock(&r->clients_lock);
+	list_for_each_entry(c, &r->clients, others)
+		if (!owner || c->owner == owner)
+			pages_evict(c, &tries);
+	mutex_unlock(&r->clients_lock);
+}
+
+static long client_settle(struct client *c, unsigned long owner)
+{
+	struct region *r = c->region;
+
+	if (!capable(CAP_SYS_ADMIN))
+		return -EPERM;
+	if (owner > ISTHMUS_OWNERS)
+		return -EINVAL;
+	down_read(&r->lock);
+	pool_renew(r, owner);
+	pool_settle(r, owner);
+	up_read(&r->lock);
+	/* Or a process that has let go of its place and keeps its descriptor would have its limit again in each next one. */
+	clients_evict(r, owner);
+	/* Others' are left, those of forked processes above all. */
+	down_read(&r->lock);
+	pool_orphan(r, owner);
+	up_read(&r->lock);
+	return 0;
+}
+
 /* Nobody grants pages by this descriptor any more. */
 static void pages_end(struct client *c)
 {
 	struct region *r = c->region;
 	struct pool *pool = &r->pool;
+	unsigned int tries = CLOSE_TRIES;
 	u32 number;
 
 	if (!c->has_notifier)
@@ -1477,7 +1501,7 @@ static void pages_end(struct client *c)
 	mutex_lock(&r->clients_lock);
 	list_del(&c->others);
 	mutex_unlock(&r->clients_lock);
-	pages_evict(c, CLOSE_TRIES);
+	pages_evict(c, &tries);
 	/* What is left is not looked after any more: nobody believes it from now on, before an address has another page. */
 	spin_lock(&c->at_lock);
 	pages_change(c, 0, ULONG_MAX, false);
@@ -1578,12 +1602,8 @@ static void pool_evict(struct region *r)
 	unsigned int count = 0, most = 64, i;
 	struct task_struct *task, **all;
 	u32 *numbers, used;
-	struct client *c;
 
-	mutex_lock(&r->clients_lock);
-	list_for_each_entry(c, &r->clients, others)
-		pages_evict(c, DRAIN_TRIES);
-	mutex_unlock(&r->clients_lock);
+	clients_evict(r, 0);
 	if (!pool_is_used(&r->pool))
 		return;
 	drain_all();

@@ -632,8 +632,18 @@ static void orphans(void)
 	close(hold[1]);
 	wait_for_granted(fd, 8);
 	CHECK(stands(&results[0]));
+	/* One that lives on, and keeps its descriptor, has its pages back, as they were. */
+	OK(ioctl(fd, ISTHMUS_SETTLE, OWNER + 1));
+	wait_for_granted(fd, 0);
+	CHECK(!stands(&results[0]) && !stands(&results[7]));
+	for (int i = 0; i < 8; i++)
+		CHECK(more[i * PAGE] == i + 1);
+	close(next);
+	next = granter(OWNER + 1, 8);
+	grant_all(next, more, 8, results);
 	/* The same of all owners, when an agent is started anew. */
 	OK(ioctl(fd, ISTHMUS_SETTLE, 0));
+	wait_for_granted(fd, 0);
 	CHECK(OK(grant(next, written(8), 8, results)) == 0 && results[0].why == ISTHMUS_LIMIT);
 }
 
