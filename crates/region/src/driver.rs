@@ -20,6 +20,7 @@ use crate::format::GlobalSlot;
 use crate::gate_bits;
 use crate::grants::{self, Granted, Outcome};
 use crate::kept::Kept;
+use crate::mapping::is_device;
 use crate::membership::{Region, Shape, Spot};
 use crate::source::{Ivshmem, Source};
 
@@ -381,6 +382,11 @@ pub fn vector_of_place(place: u64, vectors: u32) -> u32 {
     // The upper bits of the product depend on all of the place's.
     let mixed = place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
     u32::try_from(mixed % u64::from(vectors - 1)).map_or(1, |class| 1 + class)
+}
+
+/// Whether a descriptor is of the guest driver's device.
+pub(crate) fn is_node(file: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|stat| is_device(&stat)) && info(file).is_ok()
 }
 
 /// By how many vectors the sleepers of a peer are rung; 0 if by none.
