@@ -334,6 +334,30 @@ fn exec_and_exit_end_an_attachment() {
     }
 }
 
+/// A service that waited for each, whether its process dies, would take half a second for these, and nobody else had a turn.
+#[test]
+fn connections_that_a_living_process_closes_hold_up_nobody() {
+    const MANY: usize = 100;
+    let dir = tempfile::tempdir().unwrap();
+    let (service, events) = start(config(dir.path()));
+    let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
+    let pidfd = own_pidfd();
+    let attach = |_| {
+        let socket = raw(service.attach_socket());
+        send(&socket, &hello(VERSION), &[pidfd.as_fd()], SendFlags::empty()).unwrap();
+        assert!(!receive(&socket, RecvFlags::empty()).unwrap().fds.is_empty());
+        socket
+    };
+    drop((0..MANY).map(attach).collect::<Vec<_>>());
+    let begun = Instant::now();
+    open_endpoint(&member);
+    let took = begun.elapsed();
+    assert!(took < Duration::from_millis(250), "another process waited for {took:?}");
+    for _ in 0..MANY {
+        assert_eq!(await_event(&events, gone).0, Ending::Closed);
+    }
+}
+
 #[test]
 fn memory_of_a_process_that_runs_on_is_given_to_no_other() {
     let dir = tempfile::tempdir().unwrap();

@@ -18,8 +18,9 @@ use crate::socket;
 
 /// How long the service looks for another frame after one about an object, before it sleeps.
 pub(super) const AWAKE: Duration = Duration::from_micros(30);
-/// How long the service waits for a pidfd after a connection ended, to tell a death from a mere close.
-const DEATH_GRACE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+/// How long after the end of a connection its process may die, so that it is told as a death and not as a mere close: a dying process
+/// closes its descriptors about a millisecond before its pidfd becomes readable.
+const DEATH_GRACE: Duration = Duration::from_millis(5);
 /// Checks a pidfd without waiting.
 pub(super) const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
@@ -39,6 +40,21 @@ pub(super) struct Lingering {
     pub(super) pid: u32,
     pub(super) pidfd: OwnedFd,
     pub(super) image: u64,
+}
+
+/// An end of a connection of which it is not known yet whether its process is dying.
+pub(super) struct Undecided {
+    pub(super) until: Instant,
+    who: Who,
+    area: u32,
+    endpoints: Vec<u32>,
+}
+
+impl Undecided {
+    /// What it is told as, once that is decided.
+    fn into_event(self, ending: Ending) -> Event {
+        Event::Gone { who: self.who, area: self.area, ending, endpoints: self.endpoints }
+    }
 }
 
 /// Whether of two attachments with these process ids and images, the second of which is of a living process, the first is of a program
@@ -160,6 +176,7 @@ impl Loop {
     pub(super) fn welcome(&mut self, key: u64, sequence: u64, pidfd: OwnedFd) {
         let Some((who, image)) = self.clients.get(&key).map(|c| (c.who.clone(), c.image)) else { return };
         self.end_replaced(who.pid, image);
+        self.tell_closed(Some(who.pid));
         let grant = match self.writer.open_area(self.config.area_bytes, who.pid, &who.name) {
             Ok(grant) => grant,
             Err(e) => return self.turn_away(key, sequence, code_of(&e), &e.to_string()),
@@ -250,14 +267,10 @@ impl Loop {
         if !endpoints.is_empty() {
             self.ring_all();
         }
-        let ending = match ending {
-            // A dying process closes its descriptors about a millisecond before its pidfd becomes readable.
-            Ending::Closed if is_dead(&pidfd, DEATH_GRACE) => Ending::Died,
-            other => other,
-        };
-        let done = match ending {
-            Ending::Died | Ending::Detached => true,
-            Ending::Closed | Ending::Executed | Ending::Dropped => is_dead(&pidfd, AT_ONCE),
+        let (ending, done) = match ending {
+            Ending::Died | Ending::Detached => (ending, true),
+            Ending::Closed if is_dead(&pidfd, AT_ONCE) => (Ending::Died, true),
+            Ending::Closed | Ending::Executed | Ending::Dropped => (ending, is_dead(&pidfd, AT_ONCE)),
         };
         if done {
             let _ = epoll::delete(&self.epoll, &pidfd);
@@ -267,7 +280,50 @@ impl Loop {
             let (pid, image) = (client.who.pid, client.image);
             self.lingering.insert(area, Lingering { pid, pidfd, image });
         }
-        self.tell(&Event::Gone { who: client.who, area, ending, endpoints });
+        let end = Undecided { until: Instant::now() + DEATH_GRACE, who: client.who, area, endpoints };
+        match ending {
+            // Others have their turns meanwhile.
+            Ending::Closed if !done => self.undecided.push(end),
+            ending => self.tell(&end.into_event(ending)),
+        }
+    }
+
+    /// Takes the ends of which it is known by `now` what they were. To be told once the memory of the dead was taken back.
+    pub(super) fn decided(&mut self, now: Instant) -> Vec<Event> {
+        let lingering = &self.lingering;
+        let mut events = Vec::new();
+        let ending = |end: &Undecided| match lingering.get(&end.area) {
+            Some(Lingering { pidfd, .. }) if is_dead(pidfd, AT_ONCE) => Some(Ending::Died),
+            Some(_) if now < end.until => None,
+            _ => Some(Ending::Closed),
+        };
+        for end in std::mem::take(&mut self.undecided) {
+            match ending(&end) {
+                Some(ending) => events.push(end.into_event(ending)),
+                None => self.undecided.push(end),
+            }
+        }
+        events
+    }
+
+    /// Waits for those that may be dying, a few milliseconds for all together.
+    pub(super) fn await_the_dying(&self) {
+        for end in &self.undecided {
+            if let Some(Lingering { pidfd, .. }) = self.lingering.get(&end.area) {
+                let left = end.until.saturating_duration_since(Instant::now());
+                let _ = is_dead(pidfd, Timespec::try_from(left).unwrap_or(AT_ONCE));
+            }
+        }
+    }
+
+    /// Tells of the ends of connections of a process that lives, since it has come again, or of any if the service ends.
+    pub(super) fn tell_closed(&mut self, pid: Option<u32>) {
+        let (told, kept) = std::mem::take(&mut self.undecided)
+            .into_iter()
+            .partition(|end: &Undecided| pid.is_none_or(|pid| end.who.pid == pid));
+        self.undecided = kept;
+        let told: Vec<Undecided> = told;
+        told.into_iter().for_each(|end| self.tell(&end.into_event(Ending::Closed)));
     }
 }
 

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, SocketType};
 
-use super::client::{AT_ONCE, Client, Lingering, is_dead, refuse};
+use super::client::{AT_ONCE, Client, Lingering, Undecided, is_dead, refuse};
 use super::{Config, Ending, Event, Newcomer, Observer, Order, Settling, Wakeup, Who, eventfd};
 use crate::bells::Bells;
 use crate::error::{Error, Result};
@@ -47,6 +47,8 @@ pub(super) struct Loop {
     /// Processes that live on after their attachment, by area. They may still write there, so the memory is given to no other
     /// process before they are dead, or have executed another program.
     pub(super) lingering: HashMap<u32, Lingering>,
+    /// Those of them whose connections ended a moment ago, and that may be dying.
+    pub(super) undecided: Vec<Undecided>,
     /// Processes whose areas have not been taken back yet, by area.
     pub(super) parties: HashMap<u32, Party>,
     next: u64,
@@ -96,6 +98,7 @@ impl Loop {
             bells,
             clients: HashMap::new(),
             lingering: HashMap::new(),
+            undecided: Vec::new(),
             parties: HashMap::new(),
             next: FIRST_CLIENT,
             unwatched_until: None,
@@ -155,14 +158,16 @@ impl Loop {
     }
 
     /// Only these need one: clients that have not said Hello, a listener that is not watched, areas of the dead that others'
-    /// operations still hold, and deaths that were not rung for yet.
+    /// operations still hold, processes that may be dying, and deaths that were not rung for yet.
     fn timeout(&self) -> Option<Duration> {
         let hurry = self.unwatched_until.is_some()
             || self.clients.values().any(|c| c.attached.is_none())
             || self.writer.held().iter().any(|area| !self.lingering.contains_key(area));
         let tick = hurry.then_some(TICK);
         let held_up = (!self.held_up.is_empty()).then_some(Duration::from_millis(10));
-        tick.into_iter().chain(held_up).chain(self.pace.due_in(Instant::now())).min()
+        let now = Instant::now();
+        let dying = self.undecided.iter().map(|end| end.until.saturating_duration_since(now));
+        tick.into_iter().chain(held_up).chain(dying).chain(self.pace.due_in(now)).min()
     }
 
     /// Calls the observer.
@@ -195,7 +200,8 @@ impl Loop {
         false
     }
 
-    fn finish(self) {
+    fn finish(mut self) {
+        self.tell_closed(None);
         // Before the listener is closed, so that nothing connects to a service that has ended.
         let _ = rustix::fs::unlink(&self.config.path);
     }
@@ -326,6 +332,7 @@ impl Loop {
             self.end(key, Ending::Died);
         }
         self.is_settling = false;
+        self.await_the_dying();
         self.sweep();
         true
     }
@@ -351,6 +358,7 @@ impl Loop {
         if is_due {
             self.held_next = now + TICK;
         }
+        let ends = self.decided(now);
         for area in self.writer.held() {
             match self.lingering.get(&area) {
                 Some(Lingering { pidfd, .. }) if !is_dead(pidfd, AT_ONCE) => continue,
@@ -364,6 +372,7 @@ impl Loop {
             }
             self.take_back(area);
         }
+        ends.iter().for_each(|end| self.tell(end));
         let late = |c: &Client| c.attached.is_none() && now.duration_since(c.since) > GREETING;
         let late: Vec<u64> = self.clients.iter().filter(|(_, c)| late(c)).map(|(key, _)| *key).collect();
         for key in late {
