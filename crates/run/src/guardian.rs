@@ -92,9 +92,15 @@ fn guard() -> io::Result<i32> {
 /// what is below them are left alone.
 pub(crate) fn clear(start: &Start, job: Option<Pid>, others: &[i32]) -> Vec<String> {
     let mut lines = Vec::new();
-    match tree::kill_descendants(job, others, KILL_LIMIT, |pid| mapped::note(&start.dir, pid)) {
+    let notes = mapped::Notes::new(&start.dir);
+    match tree::kill_descendants(job, others, KILL_LIMIT, |pid| notes.note(pid)) {
         Ok(left) => {
-            mapped::remove(&start.dir, &left);
+            if !mapped::remove(&start.dir, &left) {
+                lines.push(
+                    "files of MPICH's in /dev/shm stay there, since a process keeps its memory locked and may use them: remove mpich_shm_* and mpich_vci_* of ended jobs"
+                        .to_owned(),
+                );
+            }
             lines.extend(
                 left.iter()
                     .map(|pid| format!("process {} of this run cannot be ended", pid.as_raw_nonzero())),

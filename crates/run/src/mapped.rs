@@ -12,6 +12,7 @@
 //! for it in hundreds of files of /sys. The proxy has it neither open nor mapped, but keeps its name, so the name is
 //! looked for in the proxy's heap, at the same times.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
@@ -20,7 +21,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -45,6 +46,11 @@ const LIST: &str = "mpich-files";
 /// How long the run is scanned for a process that has a new file. The file's maker maps it within microseconds; if no
 /// process of the run has it by then, it is another job's.
 const SCAN_FOR: Duration = Duration::from_millis(50);
+/// How long processes whose mappings cannot be read may hold up those who end them: all together, and one of them at least.
+const HELD_UP: Duration = Duration::from_secs(1);
+const HELD_UP_EACH: Duration = Duration::from_millis(20);
+/// How long it may take to read those of all processes of the machine.
+const READING: Duration = Duration::from_secs(10);
 /// How long a job that was not found in the run is not scanned for again: it makes a file for each of its ranks.
 const REST: Duration = Duration::from_secs(1);
 
@@ -99,6 +105,12 @@ impl Mapped {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).contains(trace)
     }
 
+    /// As [`Mapped::scan`], for whoever has more to do: processes whose mappings cannot be read hold it up for a second at most.
+    pub(crate) fn scan_soon(self: &Arc<Self>) {
+        let me = Arc::clone(self);
+        let _ = within(HELD_UP, move || me.scan());
+    }
+
     /// Notes whose files the processes below this one have.
     pub(crate) fn scan(&self) {
         let below = tree::descendants(getpid()).unwrap_or_default();
@@ -115,10 +127,52 @@ impl Mapped {
     }
 }
 
-/// Notes whose files process `pid` of the run in `dir` has, which is about to be killed.
-pub(crate) fn note(dir: &Path, pid: Pid) {
-    let traces: BTreeSet<String> = traces_of(dir, pid.as_raw_nonzero().get()).into_iter().collect();
-    traces.iter().for_each(|trace| write_down(dir, trace));
+/// What notes whose files processes have that are about to be killed.
+///
+/// A process's list of mappings is read with the lock of its memory, which a thread of it may hold for as long as a file system does not
+/// answer. So other threads read, and a process is killed all the same where that takes too long.
+pub(crate) struct Notes {
+    dir: PathBuf,
+    /// How long processes may hold this up yet, all together.
+    left: Cell<Duration>,
+}
+
+impl Notes {
+    /// For the run in `dir`.
+    pub(crate) fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_owned(), left: Cell::new(HELD_UP) }
+    }
+
+    /// Notes whose files process `pid` has.
+    pub(crate) fn note(&self, pid: Pid) {
+        let dir = self.dir.clone();
+        self.take(move || traces_of(&dir, pid.as_raw_nonzero().get()));
+    }
+
+    fn take(&self, traces: impl FnOnce() -> Vec<String> + Send + Clone + 'static) {
+        let begun = Instant::now();
+        let found = within(self.left.get().max(HELD_UP_EACH), traces);
+        self.left.set(self.left.get().saturating_sub(begun.elapsed()));
+        let found: BTreeSet<String> = found.into_iter().flatten().collect();
+        found.iter().for_each(|trace| write_down(&self.dir, trace));
+    }
+}
+
+/// What `look` finds, if that takes no longer than `limit`; else it goes on by itself, and nobody hears of it.
+fn within<T: Send + 'static>(
+    limit: Duration,
+    look: impl FnOnce() -> T + Send + Clone + 'static,
+) -> Option<T> {
+    let (tell, found) = mpsc::sync_channel(1);
+    let aside = look.clone();
+    let started = thread::Builder::new().name("maps".into()).spawn(move || {
+        let _ = tell.send(aside());
+    });
+    match started {
+        Ok(_) => found.recv_timeout(limit).ok(),
+        // No thread can be had; a process that holds this up then is too much bad luck.
+        Err(_) => Some(look()),
+    }
 }
 
 /// Adds a job or a path to the list. Files of which none can be written down stay behind, as without isthmus.
@@ -240,9 +294,14 @@ fn topologies_in(heap: &[u8]) -> Vec<String> {
         .collect()
 }
 
-/// Removes what the run in `dir` has left. Its processes have ended, except `own`, which cannot be ended.
-pub(crate) fn remove(dir: &Path, own: &[Pid]) {
-    let Ok(list) = fs::read_to_string(dir.join(LIST)) else { return };
+/// Removes what the run in `dir` has left. Its processes have ended, except `own`, which cannot be ended. Gives false if it is not known
+/// whether others use it.
+pub(crate) fn remove(dir: &Path, own: &[Pid]) -> bool {
+    remove_within(dir, own, READING)
+}
+
+fn remove_within(dir: &Path, own: &[Pid], limit: Duration) -> bool {
+    let Ok(list) = fs::read_to_string(dir.join(LIST)) else { return true };
     let (topologies, jobs): (BTreeSet<&str>, _) = list.lines().partition(|trace| is_topology(trace));
     let user = rustix::process::geteuid().as_raw();
     for path in topologies {
@@ -261,22 +320,25 @@ pub(crate) fn remove(dir: &Path, own: &[Pid]) {
         .map(|entry| entry.path())
         .collect();
     if left.is_empty() {
-        return;
+        return true;
     }
     // Another job with the same number is unlikely: the number has 32 bits. Processes that cannot be read are another
     // user's, as their files are.
-    let used: BTreeSet<String> = processes::all()
-        .unwrap_or_default()
-        .iter()
+    let all = processes::all().unwrap_or_default().into_iter();
+    let others: Vec<i32> = all
         .filter(|process| !process.zombie && !own.iter().any(|pid| pid.as_raw_nonzero().get() == process.pid))
-        .flat_map(|process| jobs_of(process.pid))
+        .map(|process| process.pid)
         .collect();
+    let read = move || others.iter().flat_map(|pid| jobs_of(*pid)).collect::<BTreeSet<String>>();
+    // Where one of them cannot be read, it may use them: then they stay.
+    let Some(used) = within(limit, read) else { return false };
     for file in left {
         let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if job_of(name).is_some_and(|job| !used.contains(job)) {
             let _ = fs::remove_file(file);
         }
     }
+    true
 }
 
 #[cfg(test)]
@@ -336,6 +398,25 @@ mod tests {
         assert_eq!(others.0.keys().collect::<Vec<_>>(), ["b"]);
     }
 
+    /// Processes whose mappings cannot be read, as those of one that a file system keeps waiting, are ended all the same; of the others it is
+    /// seen what they have.
+    #[test]
+    fn a_process_that_cannot_be_read_holds_up_its_end_for_a_moment() {
+        let dir = tempfile::tempdir().unwrap();
+        let (notes, begun) = (Notes::new(dir.path()), Instant::now());
+        for number in 0..20 {
+            notes.take(|| {
+                loop {
+                    thread::park();
+                }
+            });
+            notes.take(move || vec![format!("a{number}")]);
+        }
+        assert!(begun.elapsed() >= HELD_UP && begun.elapsed() < 5 * HELD_UP, "{:?}", begun.elapsed());
+        let list = fs::read_to_string(dir.path().join(LIST)).unwrap();
+        assert_eq!(list.lines().count(), 20, "{list}");
+    }
+
     /// A number that no other test or job has at this moment.
     fn number() -> String {
         let nanos = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().subsec_nanos();
@@ -364,7 +445,9 @@ mod tests {
         assert!(path(&own, 0).exists());
         rank.kill().unwrap();
         rank.wait().unwrap();
-        remove(dir.path(), &[]);
+        assert!(!remove_within(dir.path(), &[], Duration::ZERO), "not known in time");
+        assert!(path(&own, 0).exists());
+        assert!(remove(dir.path(), &[]));
         let left = [path(&own, 0), path(&own, 1), path(&other, 0)].map(|path| path.exists());
         let _ = fs::remove_file(path(&other, 0));
         assert_eq!(left, [false, false, true]);

@@ -66,7 +66,7 @@ impl Run<'_> {
                 Ok(Event::Signal(signal)) => {
                     if ends(signal) {
                         daemons.asked.get_or_insert(signal);
-                        mapped.scan();
+                        mapped.scan_soon();
                     }
                     match signal {
                         SIGTSTP => stopped = Some(Instant::now()),
@@ -96,7 +96,7 @@ impl Run<'_> {
                     };
                 }
                 Ok(Event::Stuck(child)) => {
-                    mapped.scan();
+                    mapped.scan_soon();
                     daemons.hear_all(self);
                     // The launcher handles no signal; the guardian ends what is left.
                     return Err(Error::Stuck { child });
@@ -110,12 +110,12 @@ impl Run<'_> {
                 Ok(Event::Switch(news)) => {
                     if matches!(news, switch::News::Note { .. }) {
                         // One rank has died; the others are about to.
-                        mapped.scan();
+                        mapped.scan_soon();
                     }
                     daemons.hear(news);
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    mapped.scan();
+                    mapped.scan_soon();
                     launcher.end(self);
                     return Err(self.timed_out(String::new()));
                 }
