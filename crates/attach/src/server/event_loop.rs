@@ -201,6 +201,9 @@ impl Loop {
     }
 
     fn finish(mut self) {
+        // Whoever asks what became of its processes asks no more after this.
+        self.await_the_dying();
+        self.sweep();
         self.tell_closed(None);
         // Before the listener is closed, so that nothing connects to a service that has ended.
         let _ = rustix::fs::unlink(&self.config.path);
