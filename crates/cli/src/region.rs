@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
-use isthmus_inspect::check::check;
 use isthmus_inspect::target::Target;
-use isthmus_inspect::{Error, Result, dump};
+use isthmus_inspect::{Result, dump};
 
 use crate::report;
 use crate::watch::{Which, print, print_json, status};
@@ -81,8 +80,7 @@ impl Check {
             Some(file) => Target::file(file)?,
             None => self.which.find()?,
         };
-        let found =
-            check(&target.reader).map_err(|source| Error::Read { what: target.name.clone(), source })?;
+        let found = target.check()?;
         let (faults, more) = (&found.faults.list, found.faults.more);
         if self.json {
             print_json(&serde_json::json!({"region": target.name, "faults": faults, "more": more}));
@@ -115,7 +113,7 @@ impl Check {
             };
             print(&format!("{}: {summary}\n", target.name));
         }
-        Ok(i32::from(!faults.is_empty()))
+        Ok(i32::from(!found.is_sound()))
     }
 }
 

@@ -82,6 +82,14 @@ pub enum Error {
         /// The first thing that is wrong.
         fault: String,
     },
+    /// Its header was wrong in every look, and each time in another way.
+    #[error(
+        "{what} cannot be read: its header is wrong and keeps changing, as where a process or VM that may write it does so by mistake; look again, or end what has the region"
+    )]
+    Changing {
+        /// What was read.
+        what: String,
+    },
     /// A terminal, a signal, a socket of the system failed.
     #[error("cannot {action}")]
     System {
@@ -121,6 +129,7 @@ impl Error {
             | Self::File { .. }
             | Self::Read { .. }
             | Self::NotARegion { .. }
+            | Self::Changing { .. }
             | Self::System { .. }
             | Self::Listen { .. } => false,
         }

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 /// Most faults that are kept; the others are counted.
-const MOST: usize = 1000;
+pub(crate) const MOST: usize = 1000;
 
 /// The part of a region that a fault is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,11 +100,17 @@ impl Faults {
         }
     }
 
-    /// Keeps the faults that `other` has at the same place, too.
+    /// Keeps the faults that `other` has at the same place, too, and those that may be among the ones that either has only
+    /// counted.
     pub fn keep_common(&mut self, other: &Faults) {
-        let seen =
-            |fault: &Fault| other.list.iter().any(|o| o.offset == fault.offset && o.field == fault.field);
-        self.list.retain(seen);
+        let is_in = |list: &[Fault], fault: &Fault| {
+            list.iter().any(|o| o.offset == fault.offset && o.field == fault.field)
+        };
+        if other.more == 0 {
+            let had = std::mem::take(&mut self.list);
+            let rest = other.list.iter().filter(|fault| self.more > 0 && !is_in(&had, fault)).cloned();
+            self.list = had.iter().filter(|fault| is_in(&other.list, fault)).cloned().chain(rest).collect();
+        }
         self.more = self.more.min(other.more);
     }
 }

@@ -42,6 +42,13 @@ pub struct Look {
     pub faults: Faults,
 }
 
+impl Look {
+    /// Whether the region could be read and nothing was wrong with it.
+    pub fn is_sound(&self) -> bool {
+        self.survey.is_some() && self.faults.is_empty()
+    }
+}
+
 /// Where the peer table lies in this version.
 const PEER_TABLE: u64 = 4096;
 
@@ -531,5 +538,28 @@ impl Walk<'_> {
                 self.fault(place, "peer.SYSTEM", at + peer::SYSTEM, member.system.clone(), allowed);
             }
         }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A survey of a region without members.
+    pub(crate) fn nothing() -> Survey {
+        let region = Region {
+            uuid: String::new(),
+            bytes: 0,
+            generation: 0,
+            service: State::Active,
+            files: 1,
+            places: 0,
+            endpoints_per_member: 0,
+            shared_bytes: 0,
+            object_places: 0,
+            processors: 0,
+            dax: false,
+        };
+        Survey { region, members: Vec::new(), objects: Vec::new() }
     }
 }

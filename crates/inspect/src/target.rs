@@ -20,7 +20,7 @@ use crate::check;
 use crate::error::{Error, Result};
 use crate::fault::Faults;
 use crate::model::Survey;
-use crate::survey::Depth;
+use crate::survey::{Depth, Look};
 
 /// How long a service may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -151,19 +151,28 @@ impl Target {
     /// Surveys the region; again if there are faults, which may be changes that are half made.
     ///
     /// # Errors
-    /// [`Error::NotARegion`], [`Error::Read`].
+    /// [`Error::NotARegion`], [`Error::Changing`], [`Error::Read`].
     pub fn survey(&self) -> Result<(Survey, Faults)> {
         let failed = |source| Error::Read { what: self.name.clone(), source };
         let found = check::survey(&self.reader, Depth::Tables).map_err(failed)?;
-        let survey = found.survey.ok_or_else(|| Error::NotARegion {
-            what: self.name.clone(),
-            fault: found
-                .faults
-                .list
-                .first()
-                .map_or_else(|| "its header keeps changing".into(), ToString::to_string),
+        let survey = found.survey.ok_or_else(|| match found.faults.list.first() {
+            Some(fault) => Error::NotARegion { what: self.name.clone(), fault: fault.to_string() },
+            None => Error::Changing { what: self.name.clone() },
         })?;
         Ok((survey, found.faults))
+    }
+
+    /// Checks the region as a whole: what it has, and what is wrong with it. One that could not be read has at least one fault.
+    ///
+    /// # Errors
+    /// [`Error::Changing`], [`Error::Read`].
+    pub fn check(&self) -> Result<Look> {
+        let failed = |source| Error::Read { what: self.name.clone(), source };
+        let found = check::check(&self.reader).map_err(failed)?;
+        if found.survey.is_none() && found.faults.is_empty() {
+            return Err(Error::Changing { what: self.name.clone() });
+        }
+        Ok(found)
     }
 
     /// Whether the service still runs, as far as can be seen: a killed service cannot say so in its region.
