@@ -59,6 +59,8 @@ struct Walk<'a> {
     faults: Faults,
     /// Of each file, its start in what is read, if it is there, and its length.
     files: Vec<(Option<u64>, u64)>,
+    /// Whether the shared section lies where it may.
+    has_shared: bool,
 }
 
 /// An error of the region's; the caller, which knows what was read, makes this crate's error of it.
@@ -69,7 +71,7 @@ type Result<T> = isthmus_region::Result<T>;
 /// # Errors
 /// The reader's, if the system does not let this process read bytes that the reader said are there.
 pub fn look(reader: &Reader, depth: Depth) -> Result<Look> {
-    let mut walk = Walk { reader, depth, faults: Faults::default(), files: Vec::new() };
+    let mut walk = Walk { reader, depth, faults: Faults::default(), files: Vec::new(), has_shared: false };
     let survey = walk.region()?;
     Ok(Look { survey, faults: walk.faults })
 }
@@ -281,7 +283,7 @@ impl Walk<'_> {
         }) {
             return Ok(None);
         }
-        let shape = Shape {
+        let mut shape = Shape {
             region_bytes,
             uuid,
             peers,
@@ -322,8 +324,10 @@ impl Walk<'_> {
         self.require(fits_too, place, "header.SHARED_BYTES", header::SHARED_BYTES, shared_bytes, || {
             format!("a multiple of {align} up to {}", number(left))
         });
-        if !(begins && fits_too) {
-            return Ok(None);
+        self.has_shared = begins && fits_too;
+        if !self.has_shared {
+            // Without it everything else can still be shown; peers' sections are then compared with the host section alone.
+            shape = Shape { shared: if shared_file == 0 { host_bytes } else { 0 }, shared_bytes: 0, ..shape };
         }
         let layout = word(&words, header::LAYOUT);
         let same = self.require(
@@ -351,7 +355,7 @@ impl Walk<'_> {
             files,
             places: peers,
             endpoints_per_member: endpoints,
-            shared_bytes,
+            shared_bytes: shape.shared_bytes,
             object_places: objects,
             processors: word(&words, header::CPUS),
             dax: self.reader.is_dax(),
@@ -389,7 +393,9 @@ impl Walk<'_> {
         let mut start = 0;
         self.files.clear();
         for (index, bytes) in lengths.iter().enumerate() {
-            self.files.push(((index == 0 || is_whole).then_some(start), *bytes));
+            // The first file is the region's, whatever length is claimed for it.
+            let length = if index == 0 { shape.region_bytes } else { *bytes };
+            self.files.push(((index == 0 || is_whole).then_some(start), length));
             start = start.saturating_add(*bytes);
         }
         Ok(self.files.get(shape.shared_file as usize).map_or(0, |(_, bytes)| *bytes))

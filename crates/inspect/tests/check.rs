@@ -13,7 +13,8 @@ use isthmus_inspect::survey::{Depth, look};
 use isthmus_region::address::SystemId;
 use isthmus_region::counters::Counter;
 use isthmus_region::format::{
-    accept, area, block, directory, endpoint, header, lane, object, peer, registration, registrations, slot,
+    accept, area, block, directory, endpoint, file, header, lane, object, peer, registration, registrations,
+    slot,
 };
 use isthmus_region::grants::{PAGE, owner, table_bytes};
 use isthmus_region::local::LocalBuf;
@@ -22,6 +23,7 @@ use isthmus_region::membership::Region;
 use isthmus_region::objects::{Kind, NewObject, Object};
 use isthmus_region::reader::Reader;
 use isthmus_region::registrations::{MOST_PAGED, PAGES, READ, Range, Table};
+use isthmus_sysv::{Caller, Ipc, ipc};
 use isthmus_transport::types::Rma;
 use isthmus_transport::{Endpoint, Posted, Ticket};
 
@@ -280,6 +282,41 @@ fn each_field_that_is_wrong_is_named() {
         assert!(text.contains(" at offset 0x") && text.contains("it must be "), "{text}");
     }
     assert!(check(&reader).unwrap().faults.is_empty(), "all is as before");
+}
+
+#[test]
+fn a_shared_section_that_lies_nowhere_hides_nothing_else() {
+    let mut job = job(2);
+    job.send(0, 1, 1, 8);
+    let named = isthmus_attach::connect_at(job.service.attach_socket()).unwrap();
+    let ipc = Ipc::new(&named);
+    ipc.shmget(5, 10_000, ipc::CREAT | 0o600, &Caller::current()).unwrap();
+    let bytes = job.bytes();
+    let (reader, whole) = memory(&bytes);
+    let region = Region::open(&Mapping::map(job.service.region_fd().as_fd(), REGION).unwrap()).unwrap();
+    let length = region.shape().file_table() + file::LENGTH;
+    let [most, align] = [1 << 62, region.shape().section_align];
+    for changes in [
+        // All that reads objects would read behind the region's end.
+        &[(length, most), (header::SHARED, REGION)][..],
+        &[(length, most), (header::SHARED, most - align)],
+        &[(length, u64::MAX), (header::SHARED, REGION - align)],
+        &[(header::SHARED, REGION)],
+        &[(header::SHARED_BYTES, REGION)],
+        &[(length, 0), (header::SHARED_BYTES, align / 2)],
+    ] {
+        let before: Vec<(u64, u64)> =
+            changes.iter().map(|(at, _)| (*at, whole.word("t", *at).unwrap().get())).collect();
+        changes.iter().for_each(|(at, value)| whole.word("t", *at).unwrap().set(*value));
+        let found = look(&reader, Depth::Slots).unwrap();
+        before.iter().for_each(|(at, value)| whole.word("t", *at).unwrap().set(*value));
+        assert!(found.faults.list.iter().any(|f| f.field.starts_with("header.SHARED")), "{:?}", found.faults);
+        assert!(found.faults.list.iter().all(|f| f.place == "region"), "{:?}", found.faults);
+        let survey = found.survey.unwrap();
+        assert_eq!(survey.members[0].processes.len(), 3, "{changes:?}");
+        assert_eq!(survey.objects.iter().map(|object| object.mode).collect::<Vec<_>>(), [0o600]);
+    }
+    assert!(look(&reader, Depth::Slots).unwrap().is_sound());
 }
 
 #[test]

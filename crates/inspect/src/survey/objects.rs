@@ -37,8 +37,9 @@ impl Walk<'_> {
         }
         let (offset, len) = (word(&words, object::OFFSET), word(&words, object::LEN));
         let end = offset.checked_add(len);
-        let inside = len > 0 && end.is_some_and(|e| e <= shape.shared_bytes);
-        self.require(inside, place, "object.OFFSET", at + object::OFFSET, offset, || {
+        let inside = self.has_shared && len > 0 && end.is_some_and(|e| e <= shape.shared_bytes);
+        // Of a shared section that lies nowhere it was said already.
+        self.require(inside || !self.has_shared, place, "object.OFFSET", at + object::OFFSET, offset, || {
             format!(
                 "with its {} bytes inside the shared section's {}",
                 number(len),
@@ -86,7 +87,8 @@ impl Walk<'_> {
             allowed: [0, 1, 2, 3].map(|i| word(&words, object::ALLOWED + 8 * i)),
             name,
         };
-        let start = self.start_of(shape.shared_file).map(|start| start.saturating_add(shape.shared));
+        let start = self.start_of(shape.shared_file).filter(|_| self.has_shared);
+        let start = start.map(|start| start.saturating_add(shape.shared));
         let memory = start.filter(|_| inside).map(|start| start.saturating_add(offset));
         let sysv = match known.filter(|kind| kind.is_sysv()) {
             Some(kind) => Some(self.sysv(kind, &info, memory)?),
