@@ -45,7 +45,8 @@ struct Check {
 /// Copy a region's memory into a file
 ///
 /// The file has the region's size, with holes where there is nothing, and only its owner may read it: messages may be in
-/// it. Members go on writing while it is made.
+/// it. Members go on writing while it is made. It is there once it is whole; until then it is FILE.PID.part, which an error,
+/// or a signal such as Ctrl-C, removes.
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 struct Dump {

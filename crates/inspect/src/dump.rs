@@ -6,12 +6,17 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use isthmus_attach::daemon::not_ignored;
 use isthmus_region::directory::places;
 use isthmus_region::format::{directory, header};
 use isthmus_region::membership::Shape;
 use isthmus_region::reader::Reader;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use crate::error::{Error, Result};
 use crate::survey::{Depth, look};
@@ -32,37 +37,67 @@ pub struct Written {
     pub consistent: bool,
 }
 
-/// Copies a region into a new file that only its owner may read: messages may be in it.
+/// Copies a region into a new file that only its owner may read: messages may be in it. The file is there once it is whole; until
+/// then its name is FILE.PID.part, and an error or a signal removes it.
 ///
 /// # Errors
 /// [`Error::Exists`] unless `replace`; [`Error::File`], [`Error::Read`].
 pub fn write(reader: &Reader, what: &str, path: &Path, replace: bool) -> Result<Written> {
     let failed = |action| move |source| Error::File { action, path: path.to_path_buf(), source };
-    if replace {
-        // A process that has the former file open keeps it.
-        match fs::remove_file(path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed("replace")(e)),
-            _ => {}
-        }
+    let is_there = || Error::Exists { path: path.to_path_buf() };
+    if !replace && fs::symlink_metadata(path).is_ok() {
+        return Err(is_there());
     }
-    let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    let file = opened.map_err(|e| match e.kind() {
-        std::io::ErrorKind::AlreadyExists => Error::Exists { path: path.to_path_buf() },
-        _ => failed("create")(e),
-    })?;
-    let written = copy(reader, &file, what, path);
+    let mut part = path.as_os_str().to_owned();
+    part.push(format!(".{}.part", std::process::id()));
+    let part = PathBuf::from(part);
+    // Left by a process that was killed and had this number.
+    let _ = fs::remove_file(&part);
+    // Signals that come before the file is made wait for the thread that removes it.
+    let signals = Signals::new(not_ignored(&[SIGINT, SIGTERM, SIGHUP]));
+    let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part);
+    if let Ok(signals) = signals {
+        remove_at_a_signal(part.clone(), signals);
+    }
+    let file = opened.map_err(failed("create"))?;
+    let written = copy(reader, &file, what, (path, &part)).and_then(|written| {
+        // A process that has the former file open keeps it.
+        let renamed = match renameat_with(CWD, &part, CWD, path, RenameFlags::NOREPLACE) {
+            Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) if replace => rustix::fs::rename(&part, path),
+            // A file system without this (NFS, 9p).
+            Err(Errno::INVAL | Errno::NOSYS) if fs::symlink_metadata(path).is_ok() => Err(Errno::EXIST),
+            Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::rename(&part, path),
+            renamed => renamed,
+        };
+        match renamed {
+            Err(Errno::EXIST) => Err(is_there()),
+            renamed => renamed.map_err(|e| failed("create")(e.into())),
+        }
+        .map(|()| written)
+    });
     if written.is_err() {
-        let _ = fs::remove_file(path);
+        let _ = fs::remove_file(&part);
     }
     written
 }
 
-fn copy(reader: &Reader, file: &File, what: &str, path: &Path) -> Result<Written> {
+/// For as long as the process lives: signals that nobody takes would have no effect any more.
+fn remove_at_a_signal(part: PathBuf, mut signals: Signals) {
+    std::thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            let _ = fs::remove_file(part);
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        }
+    });
+}
+
+/// `path` is what the file will be, and `part` what it is.
+fn copy(reader: &Reader, file: &File, what: &str, (path, part): (&Path, &Path)) -> Result<Written> {
     let unread = |source| Error::Read { what: what.to_owned(), source };
     let unwritten = |e| Error::File {
         action: "write",
         path: path.to_path_buf(),
-        source: isthmus_region::room::told(e, path),
+        source: isthmus_region::room::told(e, part),
     };
     file.set_len(reader.len()).map_err(unwritten)?;
     let mut data = 0;
@@ -146,5 +181,6 @@ mod tests {
             "nothing is overwritten unasked"
         );
         write(&reader, "it", &to, true).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "nothing else is left");
     }
 }
