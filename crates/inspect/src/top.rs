@@ -53,7 +53,7 @@ pub fn run(target: &Target, options: Options) -> Result<Option<&'static str>> {
     let (send, events) = channel();
     watch_signals(send.clone())?;
     if !std::io::stdout().is_terminal() {
-        return follow(target, options, &events, &|| None, &mut |text| {
+        return follow(target, options, &events, None, &mut |text| {
             to_stdout(&format!("{text}\n"));
             true
         });
@@ -67,7 +67,7 @@ pub fn run(target: &Target, options: Options) -> Result<Option<&'static str>> {
             {}
         });
     }
-    follow(target, options, &events, &|| Some(size().1), &mut |text| print(&drawn(text, size())))
+    follow(target, options, &events, Some(&screen), &mut |text| print(&drawn(text, size())))
 }
 
 fn watch_signals(send: Sender<Event>) -> Result<()> {
@@ -94,20 +94,20 @@ fn follow(
     target: &Target,
     options: Options,
     events: &Receiver<Event>,
-    columns: &dyn Fn() -> Option<usize>,
+    screen: Option<&Screen>,
     show: &mut dyn FnMut(&str) -> bool,
 ) -> Result<Option<&'static str>> {
     let mut before = Sample::take(target)?;
     let mut shown = 0;
     loop {
         let next = before.at + options.interval;
-        match wait(events, next) {
+        match wait(events, next, screen) {
             Wake::End => return Ok(None),
             Wake::Redraw | Wake::Time => {}
         }
         let now = Sample::take(target)?;
         let ended = !target.is_served() || now.survey.region.service != State::Active;
-        if !show(&text(target, &before, &now, columns())) {
+        if !show(&text(target, &before, &now, screen.map(|_| size().1))) {
             return Ok(None);
         }
         before = now;
@@ -127,7 +127,7 @@ enum Wake {
     End,
 }
 
-fn wait(events: &Receiver<Event>, until: Instant) -> Wake {
+fn wait(events: &Receiver<Event>, until: Instant, screen: Option<&Screen>) -> Wake {
     loop {
         match events.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Err(RecvTimeoutError::Timeout) => return Wake::Time,
@@ -136,18 +136,18 @@ fn wait(events: &Receiver<Event>, until: Instant) -> Wake {
                 return Wake::End;
             }
             Ok(Event::Signal(SIGTSTP)) => {
-                let screen = std::io::stdout().is_terminal();
-                if screen {
-                    print(LEAVE);
-                }
+                screen.inspect(|screen| screen.leave());
                 let _ =
                     rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
-                if screen {
-                    print(ENTER);
-                }
+                screen.inspect(|screen| screen.draw_again());
                 return Wake::Redraw;
             }
-            Ok(Event::Key(b' ') | Event::Signal(SIGWINCH | SIGCONT)) => return Wake::Redraw,
+            // Also after a stop that this process was not told of: the shell has set its own modes since.
+            Ok(Event::Signal(SIGCONT)) => {
+                screen.inspect(|screen| screen.quiet());
+                return Wake::Redraw;
+            }
+            Ok(Event::Key(b' ') | Event::Signal(SIGWINCH)) => return Wake::Redraw,
             Ok(_) => {}
         }
     }
@@ -361,27 +361,45 @@ struct Screen {
 
 impl Screen {
     fn enter() -> Result<Self> {
-        let input = std::io::stdin();
-        // Keys are read at once and not echoed; those that make signals still do.
-        let saved = rustix::termios::tcgetattr(&input).ok();
-        if let Some(mut quiet) = saved.clone() {
-            quiet.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
-            quiet.special_codes[SpecialCodeIndex::VMIN] = 1;
-            quiet.special_codes[SpecialCodeIndex::VTIME] = 0;
-            rustix::termios::tcsetattr(&input, OptionalActions::Now, &quiet)
-                .map_err(|e| Error::System { action: "set the terminal", source: e.into() })?;
-        }
+        let screen = Self { saved: rustix::termios::tcgetattr(std::io::stdin()).ok() };
+        screen.set_quiet().map_err(|e| Error::System { action: "set the terminal", source: e.into() })?;
         print(ENTER);
-        Ok(Self { saved })
+        Ok(screen)
+    }
+
+    /// Has keys read at once and not echoed; those that make signals still do.
+    fn set_quiet(&self) -> rustix::io::Result<()> {
+        let Some(mut quiet) = self.saved.clone() else { return Ok(()) };
+        quiet.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
+        quiet.special_codes[SpecialCodeIndex::VMIN] = 1;
+        quiet.special_codes[SpecialCodeIndex::VTIME] = 0;
+        rustix::termios::tcsetattr(std::io::stdin(), OptionalActions::Now, &quiet)
+    }
+
+    /// The same, where nothing can be done about an error. In the background it stops until the foreground is this process's.
+    fn quiet(&self) {
+        let _ = self.set_quiet();
+    }
+
+    /// After [`Screen::leave`].
+    fn draw_again(&self) {
+        // First: in the background this stops, and nothing is drawn.
+        self.quiet();
+        print(ENTER);
+    }
+
+    /// Gives the terminal back as it was.
+    fn leave(&self) {
+        print(LEAVE);
+        if let Some(saved) = &self.saved {
+            let _ = rustix::termios::tcsetattr(std::io::stdin(), OptionalActions::Now, saved);
+        }
     }
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        print(LEAVE);
-        if let Some(saved) = &self.saved {
-            let _ = rustix::termios::tcsetattr(std::io::stdin(), OptionalActions::Now, saved);
-        }
+        self.leave();
     }
 }
 
