@@ -468,6 +468,29 @@ CASE(at_remap_segment, "SHM_REMAP replaces any existing mapping: that of another
 	EQUAL(*attach(id), 'a');
 }
 
+static void *detach_cancelled(void *at)
+{
+	EQUAL(pthread_cancel(pthread_self()), 0);
+	OK(shmdt(at));
+	return at;
+}
+
+CASE(dt_cancelled, "shmdt is none of the functions that shall or may be cancellation points; pthreads(7)")
+{
+	int id = new_shm(3 * PAGE), other = new_shm(PAGE);
+	char *at = attach(id);
+	/* What is left of the segment has to be looked for. */
+	CHECK(OK((char *)shmat(other, at + PAGE, SHM_REMAP)) == at + PAGE);
+	pthread_t thread;
+	void *result = NULL;
+	EQUAL(pthread_create(&thread, NULL, detach_cancelled, at), 0);
+	EQUAL(pthread_join(thread, &result), 0);
+	CHECK(result == at);
+	CHECK(!readable(at) && readable(at + PAGE) && !readable(at + 2 * PAGE));
+	EQUAL(nattch(id), 0);
+	EQUAL(nattch(other), 1);
+}
+
 CASE(at_remap_null, "SHM_REMAP was specified and shmaddr was NULL: EINVAL; shmop(2)")
 {
 	int id = new_shm(PAGE);

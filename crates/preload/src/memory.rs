@@ -65,16 +65,19 @@ fn ask(page: usize, to_write: bool) -> Result<()> {
     Ok(())
 }
 
-/// The kernel's list of mappings, read without the C library's functions, which would be points of cancellation.
-fn mappings() -> Vec<u8> {
+/// The kernel's list of mappings. Signals are to be blocked, as this allocates.
+///
+/// # Errors
+/// The system's: there is no descriptor, or no `/proc`.
+pub(crate) fn mappings() -> Result<Vec<u8>> {
     let mut list = Vec::new();
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let Ok(file) = rustix::fs::open(c"/proc/self/maps", flags, Mode::empty()) else { return list };
+    let file = rustix::fs::open(c"/proc/self/maps", flags, Mode::empty())?;
     let mut piece = [0; 4096];
     loop {
-        match rustix::io::read(&file, &mut piece) {
-            Ok(0) | Err(_) => return list,
-            Ok(some) => list.extend_from_slice(&piece[..some]),
+        match rustix::io::read(&file, &mut piece)? {
+            0 => return Ok(list),
+            some => list.extend_from_slice(&piece[..some]),
         }
     }
 }
@@ -83,7 +86,7 @@ fn mappings() -> Vec<u8> {
 fn is_mapped(address: usize, to_write: bool) -> bool {
     // A handler that allocates could find malloc's lock taken by this thread, also where the list is freed.
     let _blocked = Blocked::new();
-    let maps = mappings();
+    let maps = mappings().unwrap_or_default();
     String::from_utf8_lossy(&maps).lines().any(|line| {
         let mut words = line.split(' ');
         let range = words.next().and_then(|range| range.split_once('-'));

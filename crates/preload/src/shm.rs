@@ -246,9 +246,10 @@ fn unmap(gone: &Mapped) -> Result<()> {
     if !gone.is_cut {
         return unmap(gone.span.address, gone.span.bytes);
     }
-    let maps = std::fs::read_to_string("/proc/self/maps").map_err(|_| Errno::NOMEM)?;
+    let maps = memory::mappings().map_err(|_| Errno::NOMEM)?;
     let end = gone.address.saturating_add(gone.bytes());
-    for (low, high, offset) in maps.lines().filter_map(range) {
+    // A file's name need not be UTF-8.
+    for (low, high, offset) in String::from_utf8_lossy(&maps).lines().filter_map(range) {
         let (from, to) = (low.max(gone.address), high.min(end));
         // Another segment has another place in the file.
         let is_it = (offset + from as u64).checked_sub(low as u64)
