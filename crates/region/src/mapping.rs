@@ -162,6 +162,15 @@ impl Mapping {
         Ok(Self::at(base, len, access, None))
     }
 
+    /// As [`Mapping::map`], but as if it were device memory, in the tests of other crates.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] with the system's answer.
+    #[doc(hidden)]
+    pub fn map_as_device(fd: BorrowedFd<'_>, len: u64) -> Result<Arc<Self>> {
+        Self::map_in_windows(fd, len, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
     /// Maps device memory, each window of it when it is first used.
     fn map_in_windows(fd: BorrowedFd<'_>, len: u64, access: ProtFlags) -> Result<Arc<Self>> {
         let failed = |source| Error::Memory { action: "map", bytes: len, source };
@@ -381,6 +390,15 @@ impl<A: Access> Section<A> {
     #[inline]
     pub fn holds(&self, what: &'static str, offset: u64, len: u64) -> Result<()> {
         self.bounds(what, offset, len, 1)
+    }
+
+    /// Whether the section has these bytes, which are mapped from then on: what reads them afterwards does not fail.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; [`Error::Memory`] where the system does not let them be mapped.
+    #[inline]
+    pub fn reach(&self, what: &'static str, offset: u64, len: u64) -> Result<()> {
+        self.check(what, offset, len, 1).map(drop)
     }
 
     /// The word at `offset`.

@@ -117,6 +117,9 @@ impl State {
             while let Some(remote) = transport.take_faulty() {
                 log!(self.core, WARN, EP_DATA, "{remote} broke the protocol; it is treated as gone");
             }
+            if let Some(why) = transport.take_unmapped() {
+                log!(self.core, WARN, EP_DATA, "{why}");
+            }
             if transport.take_shortage() {
                 log!(
                     self.core,

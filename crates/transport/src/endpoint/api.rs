@@ -216,6 +216,12 @@ impl Endpoint {
         self.core.take_faulty(berth)
     }
 
+    /// Why messages could not be taken from memory that the system does not let this process map, and what helps. For logs.
+    #[inline]
+    pub fn take_unmapped(&mut self) -> Option<String> {
+        self.core.unmapped.text.take()
+    }
+
     /// Whether there are more processes with endpoints than processors for them, as far as the region tells.
     #[inline]
     pub fn is_crowded(&self) -> bool {

@@ -466,7 +466,7 @@ impl Core {
         {
             return Err(Faulty);
         }
-        section.holds("list of pages", list, LIST).map_err(|_| Faulty)?;
+        section.reach("list of pages", list, LIST).map_err(Stop::of)?;
         let Some(Operation::Incoming { dest, want, received, again, done, registered, .. }) =
             self.operations.get(id, source)
         else {
@@ -501,8 +501,7 @@ impl Core {
                 return if self.peers[source.0 as usize].still_lives() { Err(Faulty) } else { Ok(()) };
             }
             let (done, bytes) = ((PAGES - rest.len()) as u64 * PAGE, run as u64 * PAGE);
-            dest.pieces(at + done, bytes, |done, piece| pool.copy(*first, done, piece))
-                .map_err(|_| Faulty)?;
+            dest.pieces(at + done, bytes, |done, piece| pool.copy(*first, done, piece)).map_err(Stop::of)?;
             rest = &rest[run..];
         }
         // What changed meanwhile is no fault.

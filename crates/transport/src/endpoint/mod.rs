@@ -81,6 +81,7 @@ pub use outgoing::MANY_LANES;
 use path::Path;
 use poll::Spin;
 pub use poll::{Short, ShortReceived, ShortSink, Sink};
+use remotes::Unmapped;
 pub use sleep::Asleep;
 use table::Table;
 use tally::{Sent, Tally};
@@ -298,6 +299,7 @@ struct Core {
     /// Whether any receiver has ever asked for a deep pipeline.
     has_deep: bool,
     cushion: cushion::Cushion,
+    unmapped: Unmapped,
     operations: Table,
     completions: VecDeque<Completion>,
     /// Bytes of memory that all queued posts take.
@@ -398,6 +400,7 @@ impl Core {
             is_unheard: false,
             has_deep: false,
             cushion: cushion::Cushion::default(),
+            unmapped: Unmapped::default(),
             operations: Table::default(),
             completions: VecDeque::with_capacity(64),
             backlog_bytes: 0,

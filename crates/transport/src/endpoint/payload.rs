@@ -19,17 +19,17 @@ impl<'a> Payload<'a> {
     /// What a message claims to have in its sender's section.
     ///
     /// # Errors
-    /// [`Stop::Faulty`] if the section has no such bytes.
+    /// [`Stop::Faulty`] if the section has no such bytes; [`Stop::Unmapped`] if they cannot be mapped.
     #[inline]
     pub(super) fn within(section: &'a PeerSection, offset: u64, len: u64) -> Result<Self, Stop> {
-        section.holds("payload", offset, len).map_err(|_| Stop::Faulty)?;
+        section.reach("payload", offset, len).map_err(Stop::of)?;
         Ok(Self::Section { section, offset, len })
     }
 
     /// The same in a data ring. None of these is longer; without the limit a single slot could make us copy a whole section.
     ///
     /// # Errors
-    /// [`Stop::Faulty`] if it is longer than any data ring, or the section has no such bytes.
+    /// [`Stop::Faulty`] if it is longer than any data ring; as [`Payload::within`].
     #[inline]
     pub(super) fn in_data_ring(section: &'a PeerSection, offset: u64, len: u64) -> Result<Self, Stop> {
         if len > Size::USUAL.data_bytes {
@@ -104,7 +104,7 @@ impl<'a> Payload<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, AsRawFd};
 
     use isthmus_region::mapping::Mapping;
 
@@ -137,5 +137,18 @@ mod tests {
         assert!(Payload::in_data_ring(&section, 0, longest).is_ok());
         assert!(Payload::in_data_ring(&section, 0, longest + 1).is_err());
         assert!(Payload::within(&section, 0, 1).is_ok_and(|p| p.is_shared()));
+    }
+
+    #[test]
+    fn what_cannot_be_mapped_is_no_fault_of_its_sender() {
+        let fd = isthmus_region::create::memory(1 << 20).unwrap();
+        // The system refuses to map this to be written.
+        let read_only = std::fs::File::open(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
+        let section = Mapping::map_as_device(read_only.as_fd(), 1 << 20).unwrap().whole_for_reading();
+        let unmapped = Payload::within(&section, 500, 100);
+        assert!(matches!(unmapped, Err(Stop::Unmapped(rustix::io::Errno::ACCESS))));
+        assert!(matches!(Payload::within(&section, 1 << 20, 1), Err(Stop::Faulty)));
+        let device = Mapping::map_as_device(fd.as_fd(), 1 << 20).unwrap().whole_for_reading();
+        assert!(Payload::within(&device, 500, 100).is_ok());
     }
 }

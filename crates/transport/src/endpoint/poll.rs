@@ -8,6 +8,7 @@ use isthmus_lockfree::hint;
 use isthmus_region::counters::Counter;
 use isthmus_region::local::LocalBuf;
 use isthmus_region::roster::Present;
+use rustix::io::Errno;
 
 use super::cushion::NoMemoryLeft;
 use super::payload::Payload;
@@ -27,6 +28,19 @@ pub(super) enum Stop {
     Faulty,
     /// This process has no memory for it. Nothing was done, and the message stays in its lane.
     NoMemory,
+    /// The system does not let this process map what it lies in, which is no fault of its sender's. Nothing was done.
+    Unmapped(Errno),
+}
+
+impl Stop {
+    /// What comes of bytes of the sender's that could not be had.
+    #[cold]
+    pub(super) fn of(error: isthmus_region::Error) -> Self {
+        match error {
+            isthmus_region::Error::Memory { source, .. } => Self::Unmapped(source),
+            _ => Faulty,
+        }
+    }
 }
 
 impl From<NoMemoryLeft> for Stop {
@@ -442,6 +456,13 @@ impl Core {
                 Ok(()) => {}
                 // The lane fills and its sender finds no room, until receives have taken what is kept.
                 Err(Stop::NoMemory) => break,
+                Err(Stop::Unmapped(errno)) => {
+                    if self.leave_unmapped(errno) {
+                        break;
+                    }
+                    self.lose_unmapped(berth, source);
+                    return true;
+                }
                 Err(Faulty) => {
                     self.lose_faulty(berth, source);
                     return true;

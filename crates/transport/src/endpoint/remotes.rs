@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use isthmus_lockfree::life::{Life, State};
 use isthmus_region::format::{KIND_LANES, block};
 use isthmus_region::roster::{self, Change, Record};
+use rustix::io::Errno;
 
 use super::depth::Depths;
 use super::path::Path;
@@ -32,6 +33,32 @@ impl Peer {
     pub(super) fn took_leave(&self) -> bool {
         self.record.as_ref().is_some_and(Record::took_leave)
     }
+}
+
+/// That memory of other processes cannot be mapped.
+#[derive(Debug, Default)]
+pub(super) struct Unmapped {
+    /// What is still to be told.
+    pub(super) text: Option<String>,
+    /// That messages wait was told, or is to be.
+    waits_told: bool,
+}
+
+/// Why messages cannot be taken, and what helps.
+fn unmapped_told(errno: Errno, stays: bool) -> String {
+    let fix = match errno {
+        Errno::NOMEM => {
+            "raise the limit on addresses (ulimit -v), or the system's on mappings (sysctl vm.max_map_count)"
+        }
+        Errno::AGAIN => "raise the limit on locked memory (ulimit -l)",
+        Errno::BADF => "the program must not close descriptors that it did not open",
+        _ => "the device may be gone: see the kernel's log",
+    };
+    let then = match stays {
+        true => "messages wait at their senders until it can be",
+        false => "processes whose messages lie there are treated as gone",
+    };
+    format!("memory of the region cannot be mapped here: {errno}; {fix}; {then}")
 }
 
 impl Berth {
@@ -221,6 +248,26 @@ impl Core {
         self.lose(berth, id, true);
     }
 
+    /// Notes that the system has refused to map what a message lies in; whether the message stays in its lane: not where no later try
+    /// can succeed.
+    #[cold]
+    pub(super) fn leave_unmapped(&mut self, errno: Errno) -> bool {
+        let stays = matches!(errno, Errno::NOMEM | Errno::AGAIN);
+        let unmapped = &mut self.unmapped;
+        if stays && std::mem::replace(&mut unmapped.waits_told, true) {
+            return stays;
+        }
+        unmapped.text = Some(unmapped_told(errno, stays));
+        stays
+    }
+
+    /// Ends everything with a peer whose memory this process can never map again.
+    #[cold]
+    pub(super) fn lose_unmapped(&mut self, berth: &mut Berth, id: PeerId) {
+        self.peers[id.0 as usize].is_kept = true;
+        self.lose(berth, id, true);
+    }
+
     /// Ends everything with a peer that is gone, or faulty.
     pub(super) fn lose(&mut self, berth: &mut Berth, id: PeerId, died: bool) {
         let peer = &mut self.peers[id.0 as usize];
@@ -291,5 +338,22 @@ impl Core {
             }
         }
         self.spare(id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_cannot_be_mapped_is_told_with_what_helps() {
+        for (errno, stays, needed) in [
+            (Errno::NOMEM, true, ["ulimit -v", "vm.max_map_count", "wait at their senders"]),
+            (Errno::AGAIN, true, ["ulimit -l", "cannot be mapped here", "wait"]),
+            (Errno::BADF, false, ["close descriptors", "cannot be mapped here", "treated as gone"]),
+        ] {
+            let told = unmapped_told(errno, stays);
+            assert!(needed.iter().all(|needed| told.contains(needed)), "{told}");
+        }
     }
 }

@@ -135,7 +135,7 @@ impl Core {
     /// Takes note of where a sender's offer is.
     ///
     /// # Errors
-    /// [`Stop::Faulty`] if its section has no such places.
+    /// [`Stop::Faulty`] if its section has no such places; [`Stop::Unmapped`] if the offer's cannot be mapped.
     pub(super) fn take_resident(
         &mut self,
         source: PeerId,
@@ -144,7 +144,7 @@ impl Core {
         offer: &Offer,
     ) -> Result<(), Stop> {
         section.holds("payload", offer.payload, len).map_err(|_| Stop::Faulty)?;
-        section.read("offer", offer.word).map_err(|_| Stop::Faulty)?;
+        section.read("offer", offer.word).map_err(Stop::of)?;
         self.peers[source.0 as usize].section.get_or_insert_with(|| section.clone());
         Ok(())
     }
