@@ -33,7 +33,7 @@ use crate::spec::{ExitCode, Launcher, Net, RunSpec};
 use crate::starting::Starting;
 use crate::stats::{self, Stats};
 use crate::switch;
-use crate::{pass, rundir, terminal};
+use crate::{descriptors, pass, rundir, terminal};
 
 /// The parts of a run that are not decided here.
 pub struct Platform {
@@ -79,6 +79,7 @@ pub fn main(platform: &Platform) -> i32 {
     if set_child_subreaper(Some(getpid())).is_err() {
         return 1;
     }
+    descriptors::allow_many();
     let Ok(ending) = guardian.try_clone() else { return 1 };
     let (sender, events) = mpsc::channel();
     let Ok(Some((spec, _))) = pass::receive::<RunSpec>(&front) else { return 1 };

@@ -10,6 +10,7 @@ use std::process::Command;
 
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
+use crate::descriptors;
 use crate::error::tell;
 
 /// The hidden subcommand that runs [`main`].
@@ -19,8 +20,20 @@ pub const LEASH_COMMAND: &str = "leash";
 /// so that must be one that lives as long as the run.
 pub fn words() -> Vec<OsString> {
     let parent = getpid().as_raw_nonzero().to_string();
-    vec!["/proc/self/exe".into(), LEASH_COMMAND.into(), parent.into()]
+    let mut words: Vec<OsString> = vec!["/proc/self/exe".into(), LEASH_COMMAND.into()];
+    if let Some(limit) = descriptors::of_caller() {
+        let limit = limit.map_or_else(|| NO_LIMIT.to_owned(), |limit| limit.to_string());
+        words.extend([DESCRIPTORS.into(), limit.into()]);
+    }
+    words.push(parent.into());
+    words
 }
+
+/// What the leash is told, and the number behind it, where the program is to have a lower limit on descriptors than the one that
+/// starts it.
+const DESCRIPTORS: &str = "--descriptors";
+/// The number, where there is no limit.
+const NO_LIMIT: &str = "unlimited";
 
 /// What the leash is told, before all else, where the program is to have SIGPIPE ignored: `execve` leaves that as it is.
 const DEAF: &str = "--ignore-sigpipe";
@@ -54,17 +67,29 @@ fn command_of(words: &[OsString], program: &Path) -> Command {
     command
 }
 
-/// `isthmus leash [--ignore-sigpipe] PARENT PROGRAM ARGS...`. Returns only if the program cannot be executed, with the status
+/// `isthmus leash [--ignore-sigpipe] [--descriptors N] PARENT PROGRAM ARGS...`. Returns only if the program cannot be executed, with the status
 /// that a shell would use.
 pub fn main(args: &[OsString]) -> i32 {
     let is_deaf = args.first().is_some_and(|first| first == DEAF);
-    let [parent, program, rest @ ..] = &args[usize::from(is_deaf)..] else { return 125 };
+    let args = &args[usize::from(is_deaf)..];
+    let args = match args {
+        [option, limit, rest @ ..] if option == DESCRIPTORS => {
+            let limit =
+                limit.to_str().filter(|limit| *limit != NO_LIMIT).and_then(|limit| limit.parse().ok());
+            if descriptors::restore(limit).is_err() {
+                return 125;
+            }
+            rest
+        }
+        _ => args,
+    };
+    let [parent, program, rest @ ..] = args else { return 125 };
     let leashed = set_parent_process_death_signal(Some(Signal::KILL));
     let alive = getppid().is_some_and(|pid| parent.to_str() == Some(&pid.as_raw_nonzero().to_string()));
     if leashed.is_err() || !alive {
         return 125;
     }
-    let error = if is_deaf { exec_deaf(&args[2..]) } else { Command::new(program).args(rest).exec() };
+    let error = if is_deaf { exec_deaf(&args[1..]) } else { Command::new(program).args(rest).exec() };
     tell!("cannot run {}: {error}", program.to_string_lossy());
     if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
 }

@@ -33,12 +33,14 @@
 //! | `stuck` | a launcher that has deadlocked |
 //! | `stats` | what --stats reports of a run |
 //! | [`leash`] | processes that must not outlive the job |
+//! | `descriptors` | the job's limit on descriptors, and that of what it starts |
 //! | `starting` | ending a run whose VMs are still being started |
 //! | [`rundir`], [`tree`], [`pass`] | the run's directories, its processes, descriptors over sockets |
 
 #![forbid(unsafe_code)]
 
 mod client;
+mod descriptors;
 pub mod error;
 pub mod front;
 pub mod guardian;

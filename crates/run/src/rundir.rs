@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use isthmus_region::room;
 
+use crate::descriptors;
 use crate::error::{Error, Result};
 
 /// Longest base directory: a UNIX socket's path has at most 107 bytes, and those of the run's sockets must fit.
@@ -83,9 +84,7 @@ pub(crate) fn short_of_room(dir: &Path) -> Vec<String> {
         (dir, LITTLE, "make room there, or set XDG_RUNTIME_DIR to a directory of yours elsewhere"),
         (&twin, LITTLE_SHARED, "make room there, or mount it larger (a container's --shm-size)"),
     ];
-    let few = rustix::process::getrlimit(rustix::process::Resource::Nofile)
-        .current
-        .filter(|most| *most < FEW_FILES);
+    let few = descriptors::of_started().filter(|most| *most < FEW_FILES);
     let few = few.map(|most| {
         format!("a process may have only {most} files open here: if that is why the job failed, raise the limit (ulimit -n)")
     });

@@ -28,6 +28,7 @@ use isthmus_guest::control::{self, Changes, ToGuest, ToHost};
 use isthmus_guest::relay::{MAX_STREAMS, Ports as Relayed, carry};
 use isthmus_guest::wire::mux::{Mux, set_nonblocking};
 use isthmus_guest::wire::{CHANNEL_IN, CHANNEL_OUT, Exit, Frame, Kind, Request, WireError, line};
+use isthmus_region::room::limit_told;
 use isthmus_region::shared_by_threads::{Count, Flag};
 use serde::{Deserialize, Serialize};
 
@@ -226,6 +227,7 @@ fn take_clients(
     direct: Option<Ipv4Addr>,
     twin: &Arc<Twin>,
 ) {
+    let mut is_told = false;
     while !stop.is_set() {
         match listener.accept() {
             Ok((client, _)) => {
@@ -234,7 +236,12 @@ fn take_clients(
                 let _ = spawn("client".into(), move || serve_client(client, &vms, direct, &twin));
             }
             // Out of descriptors, which lasts a while: let clients wait, without spinning.
-            Err(_) => thread::sleep(ACCEPT_PAUSE),
+            Err(e) => {
+                if !stop.is_set() && !std::mem::replace(&mut is_told, true) {
+                    tell!("cannot take in a process of a VM yet: {e}{}", limit_told(&e));
+                }
+                thread::sleep(ACCEPT_PAUSE);
+            }
         }
     }
 }
@@ -592,7 +599,7 @@ fn introduce(
 
 /// Passes frames from a client to its process, until either is gone. `twin` is for visitors.
 fn switch_client(mut client: &UnixStream, vm: &Vm, twin: Option<&Twin>) -> std::result::Result<(), String> {
-    let writer = client.try_clone().map_err(|e| e.to_string())?;
+    let writer = client.try_clone().map_err(|e| format!("{e}{}", limit_told(&e)))?;
     let stream = u32::try_from(vm.next_stream.add(1) & u64::from(u32::MAX)).unwrap_or(0);
     let visitor = twin.is_some();
     lock(&vm.clients).insert(stream, Arc::new(Client::new(writer, visitor)));

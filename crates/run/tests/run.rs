@@ -797,6 +797,30 @@ fn without_an_mpi_each_process_knows_its_number() {
 }
 
 #[test]
+fn more_processes_than_the_callers_soft_limit_has_descriptors_for_have_that_limit_themselves() {
+    if !may_stand_in() {
+        return;
+    }
+    let lower = ["sh", "-c", "ulimit -Sn 100; exec \"$@\"", "sh"];
+    let spec = RunSpec { timeout_s: Some(120.0), vms: 6, ..own(66) };
+    // They go on together, so that the job has all their connections at once.
+    let script = "ulimit -Sn; sleep 3";
+    let mut run = Run::start_below(&lower, Path::new(NO_MPI), spec, &["sh", "-c", script]);
+    let ended = run.finish();
+    assert_eq!((ended.status, ended.stdout), (0, "100\n".repeat(66)), "{}", ended.stderr);
+    run.assert_nothing_left("descriptors");
+    // Where the limit cannot be raised, the line that says why comes once.
+    let lower = ["sh", "-c", "ulimit -n 100; exec \"$@\"", "sh"];
+    let spec = RunSpec { timeout_s: Some(10.0), vms: 6, ..own(66) };
+    let mut run = Run::start_below(&lower, Path::new(NO_MPI), spec, &["sh", "-c", "sleep 30"]);
+    let ended = run.finish();
+    let told: Vec<&str> = ended.stderr.lines().filter(|line| line.contains("cannot take in")).collect();
+    let names_the_way_out = told.iter().all(|line| line.contains("raise the limit (ulimit -n)"));
+    assert!(ended.status == 124 && told.len() == 1 && names_the_way_out, "{}", ended.stderr);
+    run.assert_nothing_left("too few descriptors");
+}
+
+#[test]
 fn without_an_mpi_the_first_failure_is_the_status_and_others_go_on() {
     let vms = if may_stand_in() { &[0, 2][..] } else { &[0] };
     for vms in vms {

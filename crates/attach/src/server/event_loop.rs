@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use isthmus_region::directory;
 use isthmus_region::party::Party;
+use isthmus_region::room::limit_told;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -22,6 +23,8 @@ use crate::socket;
 
 /// How often to look at what is to be tried again.
 const TICK: Duration = Duration::from_millis(250);
+/// How often to say that there are no descriptors for more processes.
+const TOLD: Duration = Duration::from_secs(60);
 /// How long a client may take from connecting to its `Hello`.
 const GREETING: Duration = Duration::from_secs(10);
 
@@ -54,6 +57,8 @@ pub(super) struct Loop {
     next: u64,
     /// Until when the listener is not watched, because no descriptor was left for a connection.
     unwatched_until: Option<Instant>,
+    /// Until when that is not told again.
+    told_until: Option<Instant>,
     /// When to look again whether areas of the dead are still held.
     held_next: Instant,
     /// Of the rings for deaths.
@@ -102,6 +107,7 @@ impl Loop {
             parties: HashMap::new(),
             next: FIRST_CLIENT,
             unwatched_until: None,
+            told_until: None,
             held_next: Instant::now(),
             pace: Pace::of_own_deaths(Instant::now()),
             held_up: BTreeSet::new(),
@@ -222,7 +228,12 @@ impl Loop {
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
                 Err(e) => {
                     // Out of descriptors. The connection stays queued; unwatch the listener, or the loop would spin.
-                    self.tell(&Event::Trouble { reason: format!("cannot accept a process: {e}") });
+                    let now = Instant::now();
+                    if self.told_until.is_none_or(|until| now >= until) {
+                        self.told_until = Some(now + TOLD);
+                        let reason = format!("cannot accept a process: {e}{}", limit_told(&e));
+                        self.tell(&Event::Trouble { reason });
+                    }
                     let _ = epoll::delete(&self.epoll, &self.listener);
                     self.unwatched_until = Some(Instant::now() + Duration::from_secs(1));
                     return;

@@ -23,7 +23,7 @@ use crate::launch::HERE;
 use crate::libraries::{ALLOC_VARIABLE, PRELOAD_VARIABLE};
 use crate::mpi::{self, Flavour, Host, Mpi};
 use crate::spec::{ExitCode, RunSpec};
-use crate::{hydra, launch, leash, named, rsh, rundir};
+use crate::{descriptors, hydra, launch, leash, named, rsh, rundir};
 
 /// How long a launcher may take to end after it was asked to.
 const LAUNCHER_GRACE: Duration = Duration::from_secs(3);
@@ -289,6 +289,9 @@ impl Run<'_> {
 fn twin(command: &std::process::Command, dir: &Path) -> Result<Request> {
     let mut twin =
         exec_as::own_request(Vec::new()).map_err(|e| Error::io("cannot tell what this process is", e))?;
+    for limit in twin.limits.iter_mut().filter(|limit| limit.name == "nofile") {
+        limit.soft = descriptors::of_started();
+    }
     for (name, value) in command.get_envs() {
         twin.env.retain(|(known, _)| known != name);
         if let Some(value) = value.filter(|_| rsh::for_guests(name)) {
