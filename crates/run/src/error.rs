@@ -157,6 +157,16 @@ pub enum Error {
         /// What makes the launcher talk.
         ask: &'static str,
     },
+    /// The launcher claims success, but has asked for a daemon where there is none.
+    #[error(
+        "the MPI's launcher ended with status 0, but a remote shell of it was turned away, so not all ranks ran: {why}: see that nothing on its line or in its own configuration chooses other hosts; let it say all with {ask}"
+    )]
+    TurnedAway {
+        /// Why it was turned away.
+        why: String,
+        /// What makes the launcher talk.
+        ask: &'static str,
+    },
     /// The job took longer than it was given.
     #[error("timed out after {seconds} s (--timeout){meanwhile}")]
     Timeout {
@@ -227,6 +237,7 @@ impl Error {
             | Self::Boot { .. }
             | Self::Daemon { .. }
             | Self::NothingRan { .. }
+            | Self::TurnedAway { .. }
             | Self::Stuck { .. }
             | Self::Visit { .. }
             | Self::Broken(_)

@@ -265,7 +265,35 @@ impl Daemons {
                 let why = self.turned_away.map(|why| format!(": {why}")).unwrap_or_default();
                 Err(Error::NothingRan { why, ask })
             }
-            None => Ok(0),
+            None => self.turned_away.map_or(Ok(0), |why| Err(Error::TurnedAway { why, ask })),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_remote_shell_that_was_turned_away_is_an_error_also_where_another_daemon_ran() {
+        let turned_away = || switch::News::TurnedAway { why: "this run has no host called vm7".into() };
+        let judge = |news: Vec<switch::News>, asked, expected| {
+            let mut daemons = Daemons { asked, ..Daemons::default() };
+            news.into_iter().for_each(|news| daemons.hear(news));
+            daemons.judge(expected, Flavour::Mpich, &[]).map_err(|e| e.line())
+        };
+        let ran = || {
+            let started = switch::News::Started { vm: 0, stream: 1 };
+            vec![started, switch::News::Ended { vm: 0, stream: 1, bad: None }]
+        };
+        assert_eq!(judge(ran(), None, true), Ok(0));
+        for (mut news, expected) in [(ran(), true), (ran(), false), (Vec::new(), true), (Vec::new(), false)] {
+            news.insert(0, turned_away());
+            let line = judge(news, None, expected).unwrap_err();
+            assert!(line.contains("ended with status 0") && line.contains("vm7"), "{line}");
+        }
+        let mut news = ran();
+        news.push(turned_away());
+        assert_eq!(judge(news, Some(15), true), Ok(0));
     }
 }
