@@ -110,8 +110,11 @@ pub enum InterfaceKind {
 
 impl BootConfig {
     /// The file's content.
-    pub fn to_json(&self) -> Vec<u8> {
-        serde_json::to_vec_pretty(self).expect("a struct of strings and numbers always has a JSON form")
+    ///
+    /// # Errors
+    /// A path that is not UTF-8.
+    pub fn to_json(&self) -> serde_json::Result<Vec<u8>> {
+        serde_json::to_vec_pretty(self)
     }
 
     /// Whether the guest needs the modules for a network.
@@ -149,9 +152,18 @@ mod tests {
             verbose: true,
             extra: BTreeMap::from([("agent".to_owned(), serde_json::json!({"uid": 1000}))]),
         };
-        let back: BootConfig = serde_json::from_slice(&config.to_json()).unwrap();
+        let back: BootConfig = serde_json::from_slice(&config.to_json().unwrap()).unwrap();
         assert_eq!(back, config);
         assert!(back.wants_network());
+    }
+
+    #[test]
+    fn a_path_that_is_not_utf_8_is_an_error() {
+        use std::os::unix::ffi::OsStrExt;
+        let path = std::ffi::OsStr::from_bytes(b"/home/\xff").into();
+        let share = GuestShare { tag: "share0".into(), path, read_only: false, options: None };
+        let config = BootConfig { shares: vec![share], ..BootConfig::default() };
+        assert!(config.to_json().is_err());
     }
 
     #[test]

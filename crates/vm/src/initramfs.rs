@@ -59,7 +59,13 @@ pub fn for_vm(base: &Path, config: &BootConfig, driver: Option<&Path>, out: &Pat
         let module = fs::read(driver).map_err(Error::io(format!("read {}", driver.display())))?;
         archive.file(&format!("{}/{}", &MODULES[1..], crate::driver::MODULE), 0o644, &module);
     }
-    archive.file(PATH, 0o600, &config.to_json());
+    let config_file = config.to_json().map_err(|e| Error::BadConfig {
+        vm: config.name.clone(),
+        reason: format!(
+            "it cannot be told what it shares: {e}; give a directory another name if its own is not UTF-8"
+        ),
+    })?;
+    archive.file(PATH, 0o600, &config_file);
     let told = |e| isthmus_region::room::told(e, out);
     fs::copy(base, out)
         .map_err(|e| Error::io(format!("copy {} to {}", base.display(), out.display()))(told(e)))?;

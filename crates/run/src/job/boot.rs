@@ -176,6 +176,13 @@ pub(super) fn writable_directories(spec: &RunSpec) -> Result<Vec<PathBuf>> {
         if !may_write(&real) {
             return Err(failed("you may not write there yourself".into()));
         }
+        // A link with such a name leads here, whose own name is checked with all options.
+        if real.to_str().is_none() {
+            return Err(failed(format!(
+                "it leads to {}, which is not UTF-8, and VMs could not be told of it: give that directory another name",
+                real.display()
+            )));
+        }
         writable.push(real);
     }
     if !spec.vm.read_only {
@@ -209,5 +216,23 @@ fn tell_of_idle(spec: &RunSpec, names: &[String]) {
         names.iter().zip(slots).filter(|(_, n)| *n == 0).map(|(name, _)| name.as_str()).collect();
     if !idle.is_empty() {
         tell!("with {ranks} of the ranks for {} VMs, none runs in {}", spec.vms, idle.join(", "));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_to_a_directory_whose_name_is_not_utf_8_is_refused_with_the_way_out() {
+        use std::os::unix::ffi::OsStrExt;
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+        let link = dir.path().join("link");
+        fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let vm = crate::VmOptions { writable: vec![link], read_only: true, ..crate::VmOptions::default() };
+        let line = writable_directories(&RunSpec { vms: 1, vm, ..RunSpec::default() }).unwrap_err().line();
+        assert!(line.contains("link: it leads to ") && line.contains("another name"), "{line}");
     }
 }
