@@ -155,14 +155,69 @@ pub fn arguments(spec: &RunSpec, flavour: Flavour, hosts: Option<&Path>) -> Vec<
 /// How many ranks a full launcher line asks for: the sum over its application contexts, `None` if one of
 /// them leaves it open.
 pub fn ranks_of_line(line: &[OsString]) -> Option<u32> {
-    let mut total = 0u32;
-    for context in line.get(1..)?.split(|word| word == ":") {
-        let at = context
-            .iter()
-            .position(|word| matches!(word.to_str(), Some("-n" | "--n" | "-np" | "--np" | "-c")))?;
-        total = total.checked_add(context.get(at + 1)?.to_str()?.parse().ok()?)?;
+    let contexts = line.get(1..)?.split(|word| word == ":");
+    contexts.map(ranks_of_context).try_fold(0u32, |total, ranks| total.checked_add(ranks?))
+}
+
+/// The same of one context. It ends with its program: what follows is that one's, and `-n` means anything there.
+fn ranks_of_context(mut words: &[OsString]) -> Option<u32> {
+    while let [word, rest @ ..] = words {
+        let option = word.to_str()?.strip_prefix('-')?;
+        let name = option.strip_prefix('-').unwrap_or(option);
+        let values = match name.split_once('=') {
+            Some((name, ranks)) if COUNTS.contains(&name) => return ranks.parse().ok(),
+            Some(_) => 0,
+            None if COUNTS.contains(&name) => return rest.first()?.to_str()?.parse().ok(),
+            None => values_of(option, name, rest),
+        };
+        words = rest.get(values..)?;
     }
-    Some(total)
+    None
+}
+
+/// The options that say how many ranks there are, without their dashes.
+const COUNTS: [&str; 4] = ["n", "np", "c", "nprocs"];
+
+/// Options with two values.
+const TWO_VALUES: [&str; 10] =
+    ["mca", "omca", "gmca", "pmca", "prtemca", "pmixmca", "gpmixmca", "gprtemca", "env", "genv"];
+
+/// Options with one value: of PRRTE and ORTE, of Hydra, and of Intel's.
+#[rustfmt::skip]
+const ONE_VALUE: [&str; 109] = [
+    "add-host", "add-hostfile", "am", "app", "appfile", "bind-to", "cpu-list", "cpu-set", "cpus-per-proc", "cpus-per-rank",
+    "default-hostfile", "display", "dvm", "dvm-uri", "forward-signals", "fwd-environment", "H", "host", "hostfile", "initial-errhandler",
+    "keepalive", "launch-agent", "machinefile", "map-by", "max-restarts", "max-vm-size", "mem-limit", "memory-limit", "N", "namespace",
+    "npernode", "npersocket", "num-connect-retries", "ompi-server", "output", "output-directory", "output-filename", "path", "personality",
+    "pid", "prefix", "preload-files", "pset", "rank-by", "rankfile", "rf", "report-pid", "report-uri", "rtos", "runtime-options",
+    "server-wait-time", "slot-list", "stdin", "timeout", "tmpdir", "wd", "wdir", "with-ft", "x", "xterm",
+    "arch", "binding", "bootstrap", "bootstrap-exec", "bootstrap-exec-args", "branch-count", "ckpoint-interval", "ckpoint-num",
+    "ckpoint-prefix", "ckpointlib", "configfile", "demux", "envexcl", "envlist", "errfile-pattern", "f", "file", "genvexcl", "genvlist",
+    "gpath", "gpus-per-proc", "grr", "gtool", "gtoolfile", "gumask", "gwdir", "hostlist", "hosts", "hosts-group", "iface", "launcher",
+    "launcher-exec", "localhost", "logfile", "membind", "nameserver", "nodelist", "order-nodes", "outfile-pattern", "perhost", "pmi-port-range",
+    "port", "ppn", "prepend-pattern", "rmk", "soft", "topolib", "umask", "usize",
+];
+
+/// How many values the option called `name` has, of the words that come after it. `option` is it with its second dash, if it has one.
+fn values_of(option: &str, name: &str, rest: &[OsString]) -> usize {
+    let next = rest.first().and_then(|word| word.to_str()).unwrap_or_default();
+    match name {
+        // Hydra takes both in one word, too.
+        "env" | "genv" if next.contains('=') => 1,
+        _ if TWO_VALUES.contains(&name) => 2,
+        _ if ONE_VALUE.contains(&name) => 1,
+        // With one dash Intel's value may be missing.
+        "tune" => usize::from(option.starts_with('-')),
+        // Whose input goes where, with Hydra; with Open MPI it has no value.
+        "s" => usize::from(matches!(next, "all" | "none") || is_number(next)),
+        // No program is called like a number.
+        _ => usize::from(is_number(next)),
+    }
+}
+
+fn is_number(word: &str) -> bool {
+    word.starts_with(|c: char| c.is_ascii_digit())
+        && !word.contains(|c: char| c.is_ascii_alphabetic() || c == '/')
 }
 
 #[cfg(test)]
@@ -178,6 +233,34 @@ mod tests {
         assert_eq!(ranks_of_line(&words("mpirun -n 4 --mca a b ./a : -np 2 ./b")), Some(6));
         assert_eq!(ranks_of_line(&words("mpirun -n 4 ./a : ./b")), None);
         assert_eq!(ranks_of_line(&words("mpirun -n x ./a")), None);
+    }
+
+    #[test]
+    fn a_programs_own_options_say_nothing_of_ranks() {
+        for (line, ranks) in [
+            ("mpirun ./heat -n 100", None),
+            ("mpirun -n 2 ./heat -n 100", Some(2)),
+            ("mpirun -n 2 ./heat -n 100 : -np 3 ./heat -np 7 -c 5", Some(5)),
+            ("mpirun -n 2 ./heat : ./heat -n 100", None),
+            // Values before the program, which is not one of them.
+            ("mpirun --mca btl self,tcp --map-by node -x PATH ./heat -n 100", None),
+            ("mpirun --mca btl self,tcp --map-by node -x PATH -n 4 ./heat -n 100", Some(4)),
+            ("mpirun --host vm0:2,vm1:2 --oversubscribe -np 4 ./heat", Some(4)),
+            ("mpiexec -genv A 1 -genv B=2 -f hosts -ppn 2 -l -n 8 ./heat -n 1", Some(8)),
+            ("mpiexec -genv A=1 ./heat -n 1", None),
+            ("mpiexec -s all -n 3 ./heat", Some(3)),
+            ("mpirun --tag-output --timeout 30 --np=6 ./heat", Some(6)),
+            ("mpirun --new-option 7 -n 3 ./heat", Some(3)),
+            ("mpirun --new-option ./heat -n 3", None),
+            // What starts the program is a program, too.
+            ("mpirun -n 4 env A=b ./heat -n 100", Some(4)),
+            ("mpirun numactl -N 0 taskset -c 3 ./heat", None),
+            ("mpirun -n", None),
+            ("mpirun", None),
+            ("mpirun --version", None),
+        ] {
+            assert_eq!(ranks_of_line(&words(line)), ranks, "{line}");
+        }
     }
 
     #[test]
