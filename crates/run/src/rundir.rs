@@ -62,13 +62,13 @@ pub fn shm_twin(dir: &Path) -> PathBuf {
 /// # Errors
 /// [`Error::Io`], one that exists already included.
 pub fn make(dir: &Path) -> Result<()> {
-    for path in [dir, &shm_twin(dir)] {
-        DirBuilder::new()
-            .mode(0o700)
-            .create(path)
-            .map_err(|e| Error::io(format!("cannot make {}", path.display()), room::told(e, path)))?;
-    }
-    Ok(())
+    let make_one = |path: &Path| {
+        let made = DirBuilder::new().mode(0o700).create(path);
+        made.map_err(|e| Error::io(format!("cannot make {}", path.display()), room::told(e, path)))
+    };
+    make_one(dir)?;
+    // Without its twin the run ends here, and nobody else would remove the first.
+    make_one(&shm_twin(dir)).inspect_err(|_| drop(fs::remove_dir(dir)))
 }
 
 /// Whether little is left of the memory that the ranks of run directory `dir` share.
@@ -137,5 +137,15 @@ mod tests {
         remove(&dir, false).unwrap();
         assert!(!dir.exists() && !shm_twin(&dir).exists());
         remove(&dir, false).unwrap();
+    }
+
+    #[test]
+    fn where_the_twin_cannot_be_made_nothing_stays_but_what_was_there() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = base.path().join(choose().unwrap().file_name().unwrap());
+        fs::create_dir(shm_twin(&dir)).unwrap();
+        assert!(make(&dir).is_err());
+        assert!(!dir.exists());
+        fs::remove_dir(shm_twin(&dir)).unwrap();
     }
 }
