@@ -104,6 +104,14 @@ pub enum Error {
         /// The library.
         library: PathBuf,
     },
+    /// libfabric cannot be told the provider's directory.
+    #[error(
+        "{} has a colon in its name, which ends a name in FI_PROVIDER_PATH: install isthmus elsewhere, or name another directory in ISTHMUS_PROVIDER_PATH", .directory.display()
+    )]
+    ProviderPath {
+        /// The directory.
+        directory: PathBuf,
+    },
     /// The host service did not start.
     #[error("the host service did not start: {0}")]
     Service(String),
@@ -233,6 +241,7 @@ impl Error {
             | Self::NoSysv { .. }
             | Self::NoAlloc { .. }
             | Self::Preload { .. }
+            | Self::ProviderPath { .. }
             | Self::Service(_)
             | Self::Boot { .. }
             | Self::Daemon { .. }

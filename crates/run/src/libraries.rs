@@ -45,11 +45,22 @@ fn real(path: &Path) -> Result<PathBuf> {
 /// `make install` puts it.
 ///
 /// # Errors
-/// [`Error::NoProvider`].
+/// [`Error::NoProvider`], [`Error::ProviderPath`].
 pub fn provider_directory() -> Result<PathBuf> {
     let places = named().map_or_else(beside, |dir| vec![dir]);
     let found = places.iter().find(|dir| PROVIDER.iter().any(|name| dir.join(name).is_file()));
-    found.map_or_else(|| Err(Error::NoProvider { looked: shown(&places) }), |dir| real(dir))
+    found.map_or_else(
+        || Err(Error::NoProvider { looked: shown(&places) }),
+        |dir| real(dir).and_then(one_of_a_path),
+    )
+}
+
+/// `directory`, if it can be one of a list with colons between, as libfabric takes `FI_PROVIDER_PATH`.
+fn one_of_a_path(directory: PathBuf) -> Result<PathBuf> {
+    match directory.as_os_str().as_encoded_bytes().contains(&b':') {
+        true => Err(Error::ProviderPath { directory }),
+        false => Ok(directory),
+    }
 }
 
 /// `libisthmus-sysv.so`: in `ISTHMUS_PROVIDER_PATH`, else as the provider is found.
@@ -115,5 +126,12 @@ mod tests {
         for bad in ["/my lib/a.so", "/lib:x/a.so"] {
             assert!(matches!(of(bad, None), Err(Error::Preload { .. })), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_directory_that_libfabric_would_take_for_two_is_refused() {
+        assert_eq!(one_of_a_path("/my lib".into()).unwrap(), Path::new("/my lib"));
+        let line = one_of_a_path("/lib:x".into()).unwrap_err().line();
+        assert!(line.starts_with("/lib:x has a colon in its name") && line.contains("elsewhere"), "{line}");
     }
 }

@@ -45,11 +45,19 @@ pub fn choose() -> Result<PathBuf> {
     let me = rustix::process::geteuid().as_raw();
     let base = std::env::var_os("XDG_RUNTIME_DIR")
         .map(PathBuf::from)
-        .filter(|dir| dir.is_absolute() && dir.as_os_str().len() <= MAX_BASE_BYTES)
+        .filter(|dir| is_usable(dir))
         .filter(|dir| fs::metadata(dir).is_ok_and(|meta| meta.is_dir() && meta.uid() == me))
         .filter(|dir| rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).is_ok())
         .unwrap_or_else(|| PathBuf::from("/tmp"));
     Ok(base.join(name))
+}
+
+/// Whether all who are told of directories below `dir` can take the name: sockets, which are limited; Open MPI's launchers, for which a
+/// blank or a colon ends the remote shell's name; and the run's own processes, which are told in JSON.
+fn is_usable(dir: &Path) -> bool {
+    let ends_a_name = |c: char| c.is_whitespace() || c.is_control() || c == ':';
+    let name = dir.to_str().filter(|name| name.len() <= MAX_BASE_BYTES);
+    dir.is_absolute() && name.is_some_and(|name| !name.contains(ends_a_name))
 }
 
 /// The twin of run directory `dir` in `/dev/shm`.
@@ -137,6 +145,17 @@ mod tests {
         remove(&dir, false).unwrap();
         assert!(!dir.exists() && !shm_twin(&dir).exists());
         remove(&dir, false).unwrap();
+    }
+
+    #[test]
+    fn a_base_that_launchers_could_not_be_told_of_is_none() {
+        use std::os::unix::ffi::OsStrExt;
+        assert!(is_usable(Path::new("/run/user/1000")));
+        assert!(!is_usable(&Path::new("/").join("x".repeat(MAX_BASE_BYTES))));
+        for bad in ["run/user", "/run/my user", "/run/user:1", "/run/a\tb"] {
+            assert!(!is_usable(Path::new(bad)), "{bad}");
+        }
+        assert!(!is_usable(Path::new(std::ffi::OsStr::from_bytes(b"/run/\xff"))));
     }
 
     #[test]
