@@ -213,7 +213,7 @@ fn huge_pages(system: &System) -> Finding {
 fn run_directory() -> Finding {
     let check = "run directory";
     let place =
-        isthmus_run::rundir::choose().ok().and_then(|dir| dir.parent().map(std::path::Path::to_path_buf));
+        isthmus_run::rundir::choose(&[]).ok().and_then(|dir| dir.parent().map(std::path::Path::to_path_buf));
     let place = place.unwrap_or_else(|| "/tmp".into());
     if rustix::fs::access(&place, rustix::fs::Access::WRITE_OK).is_ok() {
         Finding::fine(check, format!("runs keep their sockets in {}", place.display()))

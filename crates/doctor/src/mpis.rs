@@ -182,7 +182,7 @@ impl Drop for Folder {
 
 /// A small service in a directory of its own.
 fn service() -> Result<(Folder, Service), String> {
-    let dir = isthmus_run::rundir::choose().map_err(|e| e.to_string())?;
+    let dir = isthmus_run::rundir::choose(&[]).map_err(|e| e.to_string())?;
     // Named differently from the directories of runs, so that it is not taken for one.
     let dir = dir.with_file_name(format!("isthmus-doctor-{}", std::process::id()));
     let config = Config { endpoints: 16, ..Config::new(&dir, REGION) };

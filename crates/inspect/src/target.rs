@@ -220,7 +220,8 @@ fn files_of(reader: &Reader) -> u32 {
 
 /// Where the directories of this user's runs are.
 fn run_folders() -> Vec<String> {
-    let mut folders = vec!["/tmp".to_owned(), format!("/run/user/{}", rustix::process::geteuid().as_raw())];
+    let own = format!("/run/user/{}", rustix::process::geteuid().as_raw());
+    let mut folders = vec!["/tmp".to_owned(), own, "/var/tmp".to_owned()];
     if let Some(named) =
         std::env::var("XDG_RUNTIME_DIR").ok().filter(|p| !p.is_empty() && !folders.contains(p))
     {

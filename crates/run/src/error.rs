@@ -72,6 +72,16 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
+    /// The VMs could write the run's own directories.
+    #[error(
+        "the VMs could write {}, and in it {}, where this run would keep programs that the host executes: share a directory below it instead (the working directory is shared, too, without --read-only), or set XDG_RUNTIME_DIR to a directory of yours elsewhere if it is not /dev/shm", .share.display(), .place.display()
+    )]
+    Share {
+        /// What they could write.
+        share: PathBuf,
+        /// Where the run's directory would be.
+        place: PathBuf,
+    },
     /// The provider library is not where it belongs.
     #[error(
         "libisthmus-fi.so not found (looked in {looked}); build it with `cargo build --release`, or name its directory in ISTHMUS_PROVIDER_PATH"
@@ -229,7 +239,9 @@ impl Error {
     pub fn exit_code(&self) -> i32 {
         match self {
             // What the caller can correct on the command line, or by changing the directory first.
-            Self::Usage(_) | Self::WorkingDirectory { .. } | Self::Writable { .. } => ExitCode::USAGE,
+            Self::Usage(_) | Self::WorkingDirectory { .. } | Self::Writable { .. } | Self::Share { .. } => {
+                ExitCode::USAGE
+            }
             Self::Timeout { .. } => ExitCode::TIMEOUT,
             Self::LostVm { .. } | Self::LostBefore { .. } => ExitCode::LOST_VM,
             Self::Interrupted { signal } => crate::front::status_of_signal(*signal),

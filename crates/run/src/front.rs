@@ -107,7 +107,7 @@ fn carry_out(spec: &RunSpec) -> Result<(i32, Option<String>)> {
     set_child_subreaper(Some(getpid())).map_err(|e| Error::io("cannot become a subreaper", e))?;
     let (send, events) = mpsc::channel();
     watch_signals(send.clone())?;
-    let start = Start { dir: rundir::choose()?, keep: spec.keep, front: std::process::id() };
+    let start = Start { dir: rundir::choose(&spec.shares())?, keep: spec.keep, front: std::process::id() };
     let (job, job_end) = UnixStream::pair().map_err(|e| Error::io("cannot make a socket", e))?;
     let input = terminal::input().map_err(|e| Error::io("cannot pass on standard input", e))?;
     let (child, guardian) =

@@ -28,27 +28,55 @@ const LITTLE_SHARED: u64 = 16 << 20;
 /// A limit of open files below this is low for a launcher.
 const FEW_FILES: u64 = 128;
 
+/// The bit of a directory in which each user can make files of their own.
+const STICKY: u32 = 0o1000;
+
 /// How often a removal is tried, and how long to wait between.
 const ATTEMPTS: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Chooses the path of a run directory that does not exist yet, in `$XDG_RUNTIME_DIR` or `/tmp`.
+/// Where twins are.
+const SHARED: &str = "/dev/shm";
+
+/// Where a run's directory may be: the first that can be used, and that VMs cannot write.
+pub(crate) fn places() -> Vec<PathBuf> {
+    let me = rustix::process::geteuid().as_raw();
+    let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| is_usable(dir));
+    own.into_iter().chain(["/tmp".into(), format!("/run/user/{me}").into(), "/var/tmp".into()]).collect()
+}
+
+/// Chooses the path of a run directory that does not exist yet, in `$XDG_RUNTIME_DIR` or `/tmp`. VMs can write the directories
+/// `shares`. It is in none of these: the host executes what is in it, its root in a VM could replace it, and what hides it there, the
+/// memory that the agent mounts over it, holds back no root.
 ///
 /// # Errors
-/// [`Error::Io`]: no randomness.
-pub fn choose() -> Result<PathBuf> {
+/// [`Error::Io`]: no randomness; [`Error::Share`].
+pub fn choose(shares: &[PathBuf]) -> Result<PathBuf> {
     let mut seed = [0; 6];
     fs::File::open("/dev/urandom")
         .and_then(|mut file| file.read_exact(&mut seed))
         .map_err(|e| Error::io("/dev/urandom", e))?;
     let name = seed.iter().fold(String::from(PREFIX), |name, byte| format!("{name}{byte:02x}"));
     let me = rustix::process::geteuid().as_raw();
-    let base = std::env::var_os("XDG_RUNTIME_DIR")
-        .map(PathBuf::from)
-        .filter(|dir| is_usable(dir))
-        .filter(|dir| fs::metadata(dir).is_ok_and(|meta| meta.is_dir() && meta.uid() == me))
-        .filter(|dir| rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).is_ok())
-        .unwrap_or_else(|| PathBuf::from("/tmp"));
+    let is_there = |dir: &Path| {
+        fs::metadata(dir).is_ok_and(|meta| meta.is_dir() && (meta.uid() == me || meta.mode() & STICKY != 0))
+            && rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).is_ok()
+    };
+    let share_of = |dir: &Path| shares.iter().find(|share| is_inside(dir, share));
+    let refused =
+        |share: &PathBuf, place: &Path| Error::Share { share: share.clone(), place: place.to_owned() };
+    if let Some(share) = share_of(Path::new(SHARED)) {
+        return Err(refused(share, Path::new(SHARED)));
+    }
+    let places = places();
+    let base = match places.iter().find(|place| is_there(place) && share_of(place).is_none()) {
+        Some(place) => place.clone(),
+        None => match shares.iter().find(|share| is_inside(Path::new("/tmp"), share)) {
+            Some(share) => return Err(refused(share, Path::new("/tmp"))),
+            // The guardian says what is wrong with it.
+            None => "/tmp".into(),
+        },
+    };
     Ok(base.join(name))
 }
 
@@ -60,9 +88,16 @@ fn is_usable(dir: &Path) -> bool {
     dir.is_absolute() && name.is_some_and(|name| !name.contains(ends_a_name))
 }
 
+/// Whether `dir` is `share` or below it, by whatever name.
+fn is_inside(dir: &Path, share: &Path) -> bool {
+    let identity = |path: &Path| fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
+    let (Ok(real), Some(share)) = (fs::canonicalize(dir), identity(share)) else { return false };
+    real.ancestors().any(|above| identity(above) == Some(share))
+}
+
 /// The twin of run directory `dir` in `/dev/shm`.
 pub fn shm_twin(dir: &Path) -> PathBuf {
-    Path::new("/dev/shm").join(dir.file_name().unwrap_or_default())
+    Path::new(SHARED).join(dir.file_name().unwrap_or_default())
 }
 
 /// Makes both directories.
@@ -136,7 +171,7 @@ mod tests {
 
     #[test]
     fn made_private_and_removed_whole() {
-        let dir = choose().unwrap();
+        let dir = choose(&[]).unwrap();
         make(&dir).unwrap();
         assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o777, 0o700);
         assert!(make(&dir).is_err());
@@ -145,6 +180,34 @@ mod tests {
         remove(&dir, false).unwrap();
         assert!(!dir.exists() && !shm_twin(&dir).exists());
         remove(&dir, false).unwrap();
+    }
+
+    #[test]
+    fn the_directory_is_in_no_share() {
+        let below = |shares: &[&str]| {
+            let shares: Vec<PathBuf> = shares.iter().map(PathBuf::from).collect();
+            choose(&shares)
+                .map(|dir| dir.parent().map(Path::to_owned).unwrap_or_default())
+                .map_err(|e| e.line())
+        };
+        let place = below(&["/tmp"]).unwrap();
+        assert!(!place.starts_with("/tmp") && places().contains(&place), "{}", place.display());
+        assert_eq!(below(&["/home", "/no/such"]), below(&[]));
+        for (shares, named) in
+            [(vec!["/dev/shm"], "/dev/shm"), (vec!["/dev"], "/dev"), (vec!["/tmp", "/run", "/var"], "/tmp")]
+        {
+            let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+            if named == "/tmp" && own.is_some_and(|own| !shares.iter().any(|share| own.starts_with(share))) {
+                continue;
+            }
+            let line = below(&shares).unwrap_err();
+            assert!(line.contains(&format!("the VMs could write {named},")), "{line}");
+        }
+        // By another name, as through a link.
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/tmp", dir.path().join("link")).unwrap();
+        assert!(is_inside(Path::new("/tmp"), &dir.path().join("link")));
+        assert!(!is_inside(Path::new("/tmp"), dir.path()));
     }
 
     #[test]
@@ -161,7 +224,7 @@ mod tests {
     #[test]
     fn where_the_twin_cannot_be_made_nothing_stays_but_what_was_there() {
         let base = tempfile::tempdir().unwrap();
-        let dir = base.path().join(choose().unwrap().file_name().unwrap());
+        let dir = base.path().join(choose(&[]).unwrap().file_name().unwrap());
         fs::create_dir(shm_twin(&dir)).unwrap();
         assert!(make(&dir).is_err());
         assert!(!dir.exists());

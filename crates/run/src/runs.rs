@@ -84,8 +84,7 @@ impl Run {
 /// The user's own runs on this machine, the oldest first.
 pub fn all() -> Vec<Run> {
     let me = rustix::process::geteuid().as_raw();
-    let mut places: Vec<PathBuf> = vec!["/tmp".into(), format!("/run/user/{me}").into()];
-    places.extend(std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from));
+    let mut places = rundir::places();
     places.sort();
     places.dedup();
     let inside = places.iter().filter_map(|place| fs::read_dir(place).ok()).flatten().flatten();

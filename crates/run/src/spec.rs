@@ -192,6 +192,14 @@ impl RunSpec {
         (spec, line)
     }
 
+    /// The directories that VMs can write, as far as these are known before the VMs start. The root is none: that is refused later.
+    pub(crate) fn shares(&self) -> Vec<PathBuf> {
+        let own = std::env::current_dir().ok().filter(|_| !self.vm.read_only);
+        let shares = self.vm.writable.iter().cloned().chain(own);
+        let is_root = |dir: &PathBuf| std::fs::canonicalize(dir).is_ok_and(|dir| dir == Path::new("/"));
+        shares.filter(|dir| self.vms > 0 && !is_root(dir)).collect()
+    }
+
     /// Whether there is nothing to start the job's processes with, and a program that needs no MPI.
     fn needs_no_mpi(&self) -> bool {
         let Some(first) = self.command.first() else { return false };
