@@ -525,7 +525,10 @@ int isthmus_channel_commit(struct isthmus_channel *channel, size_t len);
 int64_t isthmus_channel_peek(struct isthmus_channel *channel, size_t most, struct iovec pieces[2]);
 int isthmus_channel_release(struct isthmus_channel *channel, size_t len);
 
-/* Makes the context's descriptor readable for bytes to read, and for room to write, on this channel. */
+/*
+ * Makes the context's descriptor readable for bytes to read, and for room to write, on this channel; also once that has ended. The end of
+ * reading counts until a call that reads has returned its error.
+ */
 int isthmus_channel_watch(struct isthmus_channel *channel, int read, int write);
 
 /* Ends writing: the other end reads what was written, and then gets ISTHMUS_EEND. */

@@ -506,7 +506,13 @@ static void channels(struct isthmus *here)
 	EXPECT(isthmus_ivc_arm(two), 0);
 	EXPECT(isthmus_channel_shutdown(there), 0);
 	EXPECT((int)isthmus_channel_write(there, "x", 1), ISTHMUS_ECLOSED);
+	EXPECT((int)isthmus_channel_read(here_too, more, 1), 1);
+	/* The end is something to do until a call has said so, whoever found it. */
+	isthmus_ivc_events(two, 0, note, &seen);
+	EXPECT(isthmus_ivc_arm(two), 0);
+	EXPECT(isthmus_ivc_arm(two), 0);
 	EXPECT(isthmus_channel_read_all(here_too, more, 2, SOON), ISTHMUS_EEND);
+	EXPECT(isthmus_ivc_arm(two), 1);
 	EXPECT(isthmus_channel_write_all(here_too, "back", 4, SOON), 0);
 	isthmus_channel_close(here_too);
 	EXPECT(isthmus_channel_read_all(there, more, 4, SOON), 0);

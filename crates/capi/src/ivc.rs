@@ -476,13 +476,15 @@ pub unsafe extern "C" fn isthmus_channel_write(
     unsafe { moving(channel, body) }
 }
 
-/// Runs `one` on each of the pieces of a vectored call until one is not done whole.
+/// Runs `one` on each of the pieces of a vectored call until one is not done whole. `kept_back` is called for an error that the caller
+/// does not get, as some bytes were moved before.
 ///
 /// # Safety
 /// Each piece is null or good for reading, and for writing where it is read into, during the call.
 unsafe fn vectored(
     pieces: &[Piece],
     mut one: impl FnMut(LocalBuf) -> Result<usize, Failure>,
+    kept_back: impl FnOnce(),
 ) -> Result<usize, Failure> {
     let mut done = 0;
     for piece in pieces {
@@ -495,7 +497,10 @@ unsafe fn vectored(
                     break;
                 }
             }
-            Err(_) if done > 0 => break,
+            Err(_) if done > 0 => {
+                kept_back();
+                break;
+            }
             Err(failure) => return Err(failure),
         }
     }
@@ -527,7 +532,7 @@ pub unsafe extern "C" fn isthmus_channel_readv(
         // SAFETY: by this function's contract, `pieces` is null or `count` pieces, which no thread writes during the call.
         let pieces = unsafe { given(pieces, count) }?;
         // SAFETY: by this function's contract, the pieces are null or good for writing their bytes.
-        unsafe { vectored(pieces, |buf| Ok(channel.read_buf(buf)?)) }
+        unsafe { vectored(pieces, |buf| Ok(channel.read_buf(buf)?), || channel.tell_again()) }
     };
     // SAFETY: by this function's contract, `channel` is null or an open handle.
     unsafe { moving(channel, body) }
@@ -547,7 +552,7 @@ pub unsafe extern "C" fn isthmus_channel_writev(
         // SAFETY: by this function's contract, `pieces` is null or `count` pieces, which no thread writes during the call.
         let pieces = unsafe { given(pieces, count) }?;
         // SAFETY: by this function's contract, the pieces are null or good for reading their bytes.
-        unsafe { vectored(pieces, |buf| Ok(channel.write_buf(buf)?)) }
+        unsafe { vectored(pieces, |buf| Ok(channel.write_buf(buf)?), || {}) }
     };
     // SAFETY: by this function's contract, `channel` is null or an open handle.
     unsafe { moving(channel, body) }

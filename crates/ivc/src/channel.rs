@@ -87,8 +87,8 @@ impl Channel {
         let got = link.read_with(&mut core, into.len() as u64, |from, to, len| {
             // Cannot fail: `pieces` gives parts of a ring as long as the capacity.
             let _ = link.partner_ring.get(from, &mut into[size(to)..size(to + len)]);
-        })?;
-        Ok(size(got))
+        });
+        core.tell(got).map(size)
     }
 
     /// As [`Channel::read`], into a buffer given by its address.
@@ -100,8 +100,8 @@ impl Channel {
         let mut core = lock(&link.reader);
         let got = link.read_with(&mut core, into.len() as u64, |from, to, len| {
             let _ = link.partner_ring.drain(from, into.part(size(to), size(len)));
-        })?;
-        Ok(size(got))
+        });
+        core.tell(got).map(size)
     }
 
     /// As [`Channel::read`], into one buffer after the other.
@@ -118,11 +118,19 @@ impl Channel {
                         break;
                     }
                 }
-                Err(_) if done > 0 => break,
+                Err(_) if done > 0 => {
+                    self.tell_again();
+                    break;
+                }
                 Err(e) => return Err(e),
             }
         }
         Ok(done)
+    }
+
+    /// For a caller that did not pass on the error of a read: [`crate::Context::arm`] reports the end of reading until one is.
+    pub fn tell_again(&self) {
+        lock(&self.link.reader).told = false;
     }
 
     /// Writes as much of `from` as there is room for, without waiting. Returns 0 if there is no room now, or the channel is
@@ -318,7 +326,8 @@ impl Channel {
         let mut core = lock(&link.reader);
         let most = most as u64;
         if core.positions.available() < most || core.ended.is_some() {
-            link.poll(&mut core)?;
+            let polled = link.poll(&mut core);
+            core.tell(polled)?;
         }
         let len = core.positions.available().min(most);
         let bytes = &link.partner_ring;
@@ -335,7 +344,7 @@ impl Channel {
         let link = &*self.link;
         let mut core = lock(&link.reader);
         if let Some(ended) = core.ended {
-            return Err(link.error(ended));
+            return core.tell(Err(link.error(ended)));
         }
         let value = len as u64;
         if value > core.positions.available() {
@@ -343,7 +352,8 @@ impl Channel {
             return Err(Error::Invalid { what: "bytes to release", value, allowed });
         }
         if value > 0 {
-            link.consume(&mut core, value)?;
+            let consumed = link.consume(&mut core, value);
+            core.tell(consumed)?;
         }
         Ok(())
     }

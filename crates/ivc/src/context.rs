@@ -348,8 +348,8 @@ impl Context {
     }
 
     /// Prepares for a poll of the descriptor; to be called before each. Returns whether the program may poll: if not, there
-    /// is something to do already (a connection that waits, an event, bytes or room on a channel that is watched,
-    /// [`Channel::watch`]). The descriptor also becomes readable now and then without cause.
+    /// is something to do already (a connection that waits, an event, bytes, room or an end that no call has
+    /// told of on a channel that is watched, [`Channel::watch`]). The descriptor also becomes readable now and then without cause.
     pub fn arm(&self) -> bool {
         let shared = &self.shared;
         shared.sleeper.clear();

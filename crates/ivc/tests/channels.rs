@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -394,6 +394,63 @@ fn a_program_polls_one_descriptor() {
             poll_until(&a, || a.events().iter().any(|e| matches!(e, Event::Left { .. })));
         });
     }
+}
+
+#[test]
+fn a_program_that_polls_hears_of_the_end_until_it_was_told() {
+    let world = World::new();
+    let (a, b) = (world.context(1), world.context(2));
+    a.events();
+    a.descriptor().unwrap();
+    let watched = || {
+        let (here, there) = pair(&a, &b);
+        here.watch(Interest { read: true, write: false });
+        there.write_all(&[5], SOON).unwrap();
+        assert!(!a.arm());
+        assert_eq!(here.read(&mut [0]).unwrap(), 1);
+        assert!(a.arm(), "nothing is there any more");
+        (here, there)
+    };
+    type Tell = fn(&Channel) -> isthmus_ivc::Result<()>;
+    let ways: [Tell; 3] = [|c| c.read(&mut [0]).map(drop), |c| c.peek(1).map(drop), |c| c.release(0)];
+    for (tell, close) in ways.into_iter().zip([false, true, false]) {
+        let (here, there) = watched();
+        let _open = if close {
+            there.close();
+            None
+        } else {
+            there.shutdown_write();
+            Some(there)
+        };
+        // Whoever looks first.
+        a.progress();
+        assert!(!a.arm() && !a.arm(), "it has ended, and no call has said so");
+        assert!(matches!(tell(&here), Err(Error::End { .. })));
+        assert!(a.arm(), "the program knows");
+    }
+    // A call that has moved bytes keeps the end back.
+    let (here, there) = watched();
+    there.write_all(b"last", SOON).unwrap();
+    there.close();
+    let (mut one, mut two) = ([0; 4], [0; 4]);
+    let mut pieces = [IoSliceMut::new(&mut one), IoSliceMut::new(&mut two)];
+    assert_eq!(here.read_vectored(&mut pieces).unwrap(), 4);
+    assert!(!a.arm(), "no call has said that it has ended");
+    assert!(matches!(here.read_vectored(&mut pieces), Err(Error::End { .. })));
+    assert!(a.arm());
+    // The event of a channel that is suspended tells, and so does what the program itself does.
+    let (here, there) = watched();
+    b.suspend(Duration::from_millis(1));
+    assert!(!a.arm());
+    assert!(a.events().iter().any(|e| matches!(e, Event::Suspended { .. })));
+    assert!(a.arm());
+    drop((here, there));
+    b.resume();
+    let (here, _there) = watched();
+    let (read, _write) = here.split();
+    drop(read);
+    a.events();
+    assert!(a.arm());
 }
 
 #[test]

@@ -33,6 +33,8 @@ pub(crate) struct Reader {
     /// The partner's wait for room that it was last rung for.
     rung: u64,
     pub(crate) ended: Option<Ended>,
+    /// Whether the program knows that reading has ended. Any thread that polls may find that out, and not tell.
+    pub(crate) told: bool,
 }
 
 impl Reader {
@@ -48,7 +50,15 @@ impl Reader {
             unsure: false,
             rung: 0,
             ended: None,
+            told: false,
         }
+    }
+
+    /// Passes on what the program gets: an error tells it that reading has ended.
+    #[inline]
+    pub(crate) fn tell<T>(&mut self, result: Result<T>) -> Result<T> {
+        self.told |= result.is_err();
+        result
     }
 }
 
@@ -231,6 +241,7 @@ impl Link {
         {
             let mut core = lock(&self.reader);
             core.ended.get_or_insert(Ended::Closed);
+            core.told = true;
             self.own.reader(at::STOPPED).set(STOPPED);
         }
         self.ring_both();
@@ -242,7 +253,8 @@ impl Link {
         core.unsure && core.ended.is_none()
     }
 
-    /// Prepares for a poll of the descriptor; returns whether there are bytes already, or reading has ended just now.
+    /// Prepares for a poll of the descriptor; returns whether there are bytes already, or reading has ended and the program
+    /// was not told yet.
     pub(super) fn arm_reader(&self) -> bool {
         let mut core = lock(&self.reader);
         core.armed = true;
@@ -252,7 +264,7 @@ impl Link {
         sleep::announce_sleep(self.own.reader(at::SLEEP), core.sleeps, Bell::Service);
         // Before the poll: what was published until the answer was not announced (P4).
         core.unsure = !core.thermostat.settled(self.partner.writer(at::ANSWER));
-        let ended = core.ended.is_none() && self.poll(&mut core).is_err();
-        ended || core.positions.available() > 0
+        let ended = self.poll(&mut core).is_err();
+        (ended && !core.told) || core.positions.available() > 0
     }
 }

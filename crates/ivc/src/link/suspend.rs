@@ -71,6 +71,8 @@ impl Link {
             if core.ended.is_none() {
                 core.ended = Some(Ended::Suspended);
             }
+            // By the event.
+            core.told = true;
         }
         self.alarm.set(1);
         self.shared.sleeper.wake_all();
