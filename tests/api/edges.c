@@ -494,6 +494,8 @@ static void channels(struct isthmus *here)
 	EXPECT(isthmus_channel_commit(there, 5), ISTHMUS_EINVAL);
 	EXPECT(isthmus_channel_commit(there, 4), 0);
 	EXPECT((int)isthmus_channel_reserve(there, 4, NULL), ISTHMUS_EINVAL);
+	EXPECT((int)isthmus_channel_peek(here_too, 3, pieces), 3);
+	EXPECT(isthmus_channel_release(here_too, 4), ISTHMUS_EINVAL);
 	EXPECT((int)isthmus_channel_peek(here_too, 9, pieces), 4);
 	EXPECT(memcmp(pieces[0].iov_base, "in p", pieces[0].iov_len), 0);
 	EXPECT(isthmus_channel_release(here_too, 5), ISTHMUS_EINVAL);

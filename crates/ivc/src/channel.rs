@@ -317,7 +317,7 @@ impl Channel {
     }
 
     /// Returns up to `most` bytes that have come, in the ring: two pieces if the ring's end lies between them, both empty if
-    /// nothing is there. They stay until [`Channel::release`] or a read.
+    /// nothing is there. They stay until [`Channel::release`] or a read; another call replaces what this one showed.
     ///
     /// # Errors
     /// As [`Channel::read`].
@@ -330,6 +330,7 @@ impl Channel {
             core.tell(polled)?;
         }
         let len = core.positions.available().min(most);
+        core.shown = len;
         let bytes = &link.partner_ring;
         let all = pieces(core.positions.read(), len, core.positions.capacity());
         Ok(all.map(|(at, len)| ReadPiece { bytes, at, len }))
@@ -339,7 +340,8 @@ impl Channel {
     /// partner's own: a program that acts on what it saw in place acts after this.
     ///
     /// # Errors
-    /// [`Error::PeerDied`] and the like: what was seen may be anything. [`Error::Invalid`] for more than there are.
+    /// [`Error::PeerDied`] and the like: what was seen may be anything. [`Error::Invalid`] for more than was shown last
+    /// and is there still: nothing is given back then.
     pub fn release(&self, len: usize) -> Result<()> {
         let link = &*self.link;
         let mut core = lock(&link.reader);
@@ -347,7 +349,7 @@ impl Channel {
             return core.tell(Err(link.error(ended)));
         }
         let value = len as u64;
-        if value > core.positions.available() {
+        if value > core.shown {
             let allowed = "no more than was shown last";
             return Err(Error::Invalid { what: "bytes to release", value, allowed });
         }

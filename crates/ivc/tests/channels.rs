@@ -189,9 +189,22 @@ fn programs_work_in_the_ring_itself() {
     assert_eq!(seen[1].get::<u8>((2 << 10) - 1), Some(copy[(6 << 10) - 1]));
     assert_eq!(seen[1].get::<u16>((2 << 10) - 1), None);
     assert!(matches!(there.release((6 << 10) + 1), Err(Error::Invalid { .. })));
+    assert_eq!(there.peek(10).unwrap()[0].len(), 10);
+    assert!(
+        matches!(there.release(11), Err(Error::Invalid { .. })),
+        "no more than was shown, though more is there"
+    );
     there.release(1).unwrap();
+    assert!(matches!(there.release(10), Err(Error::Invalid { .. })));
     assert_eq!(there.read(&mut copy).unwrap(), (6 << 10) - 1, "what was not released is read");
     check(&copy[..(6 << 10) - 1], 1, 9);
+    // A read takes what was shown; what comes after that was not.
+    here.write_all(&bytes[..20], SOON).unwrap();
+    assert_eq!(there.peek(10).unwrap()[0].len(), 10);
+    assert_eq!(there.read(&mut copy[..10]).unwrap(), 10);
+    assert!(matches!(there.release(1), Err(Error::Invalid { .. })));
+    assert_eq!(there.read(&mut copy).unwrap(), 10);
+    check(&copy[..10], 10, 9);
 }
 
 #[test]

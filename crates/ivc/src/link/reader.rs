@@ -32,6 +32,8 @@ pub(crate) struct Reader {
     unsure: bool,
     /// The partner's wait for room that it was last rung for.
     rung: u64,
+    /// Bytes that the program was shown, and has neither read nor given back.
+    pub(crate) shown: u64,
     pub(crate) ended: Option<Ended>,
     /// Whether the program knows that reading has ended. Any thread that polls may find that out, and not tell.
     pub(crate) told: bool,
@@ -49,6 +51,7 @@ impl Reader {
             armed: false,
             unsure: false,
             rung: 0,
+            shown: 0,
             ended: None,
             told: false,
         }
@@ -161,6 +164,7 @@ impl Link {
         core.sure = core.positions.write_seen();
         let held = core.positions.held();
         core.positions.advance(len);
+        core.shown = core.shown.saturating_sub(len);
         if core.armed {
             core.armed = false;
             if core.sleepers == 0 {
