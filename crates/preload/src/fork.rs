@@ -117,7 +117,7 @@ fn inherit() {
     if let Some(state) = fork.state.as_mut().filter(|s| !s.mapped.is_empty()) {
         // Else the region itself could come to lie where the program has a segment.
         let kept = shm::reserve(state);
-        match here::attach() {
+        match here::attach(state) {
             Ok(ipc) => shm::inherit(state, &kept, ipc),
             Err(_) => shm::lose_all(state),
         }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use isthmus_region::error::with_causes;
 use isthmus_region::kept::Kept;
+use isthmus_region::member::Member;
 use isthmus_region::shared_by_threads::Count;
 use isthmus_region::signals::{self, Guarded};
 use isthmus_sysv::Ipc;
@@ -19,7 +20,12 @@ pub(crate) struct State {
     pub(crate) mapped: Vec<Mapped>,
     /// Descriptors of the region's files, for mapping segments.
     files: HashMap<u32, Arc<Kept>>,
+    /// The region that all this is of. A service that comes where another one has ended has another one.
+    region: Option<Uuid>,
 }
+
+/// What tells a region from all others.
+type Uuid = [u64; 2];
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 /// The address of the attachment, once there is one. It stays until the process ends; a forked child gets another one.
@@ -33,7 +39,7 @@ pub(crate) type Locked = Guarded<'static, Option<State>>;
 /// Locks the library's state.
 pub(crate) fn lock() -> Locked {
     let mut state = signals::lock(&STATE);
-    state.get_or_insert_with(|| State { mapped: Vec::new(), files: HashMap::new() });
+    state.get_or_insert_with(|| State { mapped: Vec::new(), files: HashMap::new(), region: None });
     state
 }
 
@@ -47,15 +53,16 @@ pub(crate) fn ipc() -> Result<&'static Ipc> {
     }
     // A library that is linked to the program may be here before this one's constructor has run.
     crate::fork::watch();
-    let _state = lock();
-    current().map_or_else(attach, Ok)
+    let mut state = lock();
+    let state = state.as_mut().ok_or(Errno::IO)?;
+    current().map_or_else(|| attach(state), Ok)
 }
 
 /// As [`ipc`], to make, change or remove objects in the name of the user that this process is now: the service knows users by their
 /// connections, so after a change of that there has to be another one.
 ///
 /// # Errors
-/// As [`ipc`]; `EACCES` for a user who may not attach.
+/// As [`ipc`]; `EACCES` for a user who may not attach; `EIO` where another region's service answers now.
 pub(crate) fn ruler() -> Result<&'static Ipc> {
     let ipc = ipc()?;
     if USERS.peek() == credentials::version() {
@@ -68,6 +75,15 @@ pub(crate) fn ruler() -> Result<&'static Ipc> {
             say(About::Service, &format!("System V IPC by another user than before: {}", with_causes(&e)));
             Errno::ACCESS
         })?;
+        // The same numbers are other objects there.
+        if uuid(&member) != uuid(ipc.member()) {
+            say(
+                About::Service,
+                "System V IPC by another user than before: the service that this process uses has ended, and the one that answers now \
+                 has another region; start the program anew to use that one",
+            );
+            return Err(Errno::IO);
+        }
         ipc.rule_by(member);
         USERS.set(now);
     }
@@ -89,10 +105,19 @@ fn current() -> Option<&'static Ipc> {
     unsafe { at.as_ref() }
 }
 
-/// Attaches this process; the state is locked.
-pub(crate) fn attach() -> Result<&'static Ipc> {
+fn uuid(member: &Member) -> Uuid {
+    member.region().shape().uuid
+}
+
+/// Attaches this process; the state is locked. Of a forked child's, what is of another region than this one's service has is lost.
+pub(crate) fn attach(state: &mut State) -> Result<&'static Ipc> {
     match isthmus_attach::client::connect() {
         Ok(member) => {
+            let uuid = uuid(&member);
+            if state.region.replace(uuid).is_some_and(|before| before != uuid) {
+                state.files.clear();
+                crate::shm::lose_all(state);
+            }
             let ipc: &'static Ipc = Box::leak(Box::new(Ipc::new(&member)));
             let service = member.service();
             // What it had before it executed this program is kept until then.

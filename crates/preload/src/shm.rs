@@ -328,7 +328,7 @@ pub(crate) fn inherit(state: &mut State, kept: &[bool], ipc: &Ipc) {
     }
 }
 
-/// In a forked child that has no service: none of its segments may be others'.
+/// In a forked child that has no service, or one of another region: none of its segments may be others'.
 pub(crate) fn lose_all(state: &mut State) {
     for mapped in std::mem::take(&mut state.mapped) {
         lose(&mapped);

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT */
+/*
+ * A program whose service ends, and another one comes at its socket: the numbers that it knows are other objects there, which
+ * are not its own. For tests/sysv/services.
+ *
+ *	usage: PROGRAM make    makes a set and a segment that begins with '2', and looks after them until a line comes: 1 if a byte has changed
+ *	       PROGRAM        makes the same with '1', says `ready`, and goes on after a line
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ipc.h>
+#include <sys/sem.h>
+#include <sys/shm.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define KEY 0x5e1
+#define MAY 0600
+
+#define CHECK(what)                                                                              \
+	do {                                                                                     \
+		if (!(what)) {                                                                   \
+			printf("%d: %s: errno %d (%s)\n", __LINE__, #what, errno, strerror(errno)); \
+			return 1;                                                                \
+		}                                                                                \
+	} while (0)
+
+int main(int argc, char **argv)
+{
+	int is_second = argc > 1 && !strcmp(argv[1], "make"), status;
+	int set = semget(KEY, 1, IPC_CREAT | IPC_EXCL | MAY);
+	int segment = shmget(KEY, 4096, IPC_CREAT | IPC_EXCL | MAY);
+	CHECK(set != -1 && segment != -1);
+	volatile char *at = shmat(segment, NULL, 0);
+	CHECK(at != (void *)-1);
+	*at = is_second ? '2' : '1';
+	puts("ready");
+	fflush(stdout);
+	getchar();
+	if (is_second) {
+		CHECK(*at == '2');
+		CHECK(semget(KEY, 1, 0) == set);
+		CHECK(shmget(KEY, 4096, 0) == segment);
+		CHECK(semget(KEY + 1, 1, 0) == -1 && errno == ENOENT);
+		CHECK(!semctl(set, 0, IPC_RMID) && !shmctl(segment, IPC_RMID, NULL));
+		return 0;
+	}
+	/* As far as anybody knows it is another user now, whom only a new connection would tell the service of. */
+	CHECK(!setegid(getegid()));
+	CHECK(semctl(set, 0, IPC_RMID) == -1 && errno == EIO);
+	CHECK(shmctl(segment, IPC_RMID, NULL) == -1 && errno == EIO);
+	CHECK(semget(KEY + 1, 1, IPC_CREAT | MAY) == -1 && errno == EIO);
+	CHECK(*at == '1');
+	/* A child has none of its parent's, and what it makes is the other service's. */
+	pid_t child = fork();
+	CHECK(child != -1);
+	if (!child) {
+		*at = '3';
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child);
+	CHECK(WIFSIGNALED(status) && (WTERMSIG(status) == SIGSEGV || WTERMSIG(status) == SIGBUS));
+	CHECK(!shmdt((void *)at));
+	child = fork();
+	CHECK(child != -1);
+	if (!child) {
+		int own = shmget(IPC_PRIVATE, 4096, MAY), others = shmget(KEY, 4096, 0);
+		at = shmat(own, NULL, 0);
+		CHECK(at != (void *)-1);
+		*at = '4';
+		CHECK(!shmctl(own, IPC_RMID, NULL));
+		at = shmat(others, NULL, SHM_RDONLY);
+		CHECK(at != (void *)-1 && *at == '2');
+		return 0;
+	}
+	CHECK(waitpid(child, &status, 0) == child && !status);
+	return 0;
+}
