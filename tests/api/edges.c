@@ -580,6 +580,67 @@ static void channels(struct isthmus *here)
 	EXPECT(isthmus_ivc_peers(NULL, NULL, 0), ISTHMUS_EINVAL);
 }
 
+/* With a request to cancel it, from its first call on. */
+static void *cancelled(void *arg)
+{
+	struct isthmus *here;
+	struct isthmus_ivc *one, *two;
+	struct isthmus_channel *there, *here_too;
+	struct isthmus_peer peer;
+	struct isthmus_barrier *barrier;
+	struct isthmus_segment *segment;
+	pthread_t thread;
+	void *accepted;
+	int before;
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+	pthread_cancel(pthread_self());
+	pthread_setcancelstate(before, NULL);
+	EXPECT(isthmus_attach(NULL, &here), 0);
+	EXPECT(isthmus_segment_open(here, "cancelled", ISTHMUS_CREATE, 0600, 100, &segment), 0);
+	isthmus_segment_close(segment);
+	EXPECT(isthmus_segment_unlink(here, "cancelled"), 0);
+	EXPECT(isthmus_barrier_join(here, "cancelled", 2, ISTHMUS_SPIN, 0600, &barrier), 0);
+	EXPECT(isthmus_barrier_wait(barrier, 20 * MOMENT), ISTHMUS_ETIMEDOUT);
+	isthmus_barrier_leave(barrier);
+	EXPECT(isthmus_barrier_unlink(here, "cancelled"), 0);
+	EXPECT(isthmus_ivc_register(here, 44, 1, NULL, &one), 0);
+	EXPECT(isthmus_ivc_register(here, 44, 2, NULL, &two), 0);
+	EXPECT(isthmus_ivc_peers(one, &peer, 1), 1);
+	pthread_create(&thread, NULL, answer, two);
+	EXPECT(isthmus_ivc_connect(one, &peer, SOON, &there), 0);
+	/* pthread_join() is such a point. */
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+	pthread_join(thread, &accepted);
+	pthread_setcancelstate(before, NULL);
+	here_too = accepted;
+	EXPECT((int)isthmus_channel_write(there, "x", 1), 1);
+	EXPECT(isthmus_channel_flush(there, 20 * MOMENT), ISTHMUS_ETIMEDOUT);
+	char byte;
+	EXPECT(isthmus_channel_read_all(here_too, &byte, 1, SOON), 0);
+	EXPECT(isthmus_channel_read_all(here_too, &byte, 1, 20 * MOMENT), ISTHMUS_ETIMEDOUT);
+	EXPECT(isthmus_ivc_suspend(one, MOMENT) >= 0, 1);
+	isthmus_channel_close(there);
+	isthmus_channel_close(here_too);
+	isthmus_ivc_close(one);
+	isthmus_ivc_close(two);
+	isthmus_detach(here);
+	*(int *)arg = 1;
+	pthread_testcancel();
+	return NULL;
+}
+
+static void cancellation(void)
+{
+	pthread_t thread;
+	void *result;
+	int done = 0;
+	pthread_create(&thread, NULL, cancelled, &done);
+	pthread_join(thread, &result);
+	EXPECT(done, 1);
+	EXPECT(result == PTHREAD_CANCELED, 1);
+}
+
 int main(void)
 {
 	struct isthmus *here, *other;
@@ -592,6 +653,7 @@ int main(void)
 	EXPECT(isthmus_attach("/nowhere/at/all", &here), ISTHMUS_ENOSERVICE);
 	EXPECT(strstr(isthmus_error(), "/nowhere/at/all") != NULL, 1);
 	EXPECT(isthmus_attach(NULL, NULL), ISTHMUS_EINVAL);
+	cancellation();
 	EXPECT(isthmus_attach(NULL, &here), 0);
 	EXPECT(isthmus_attach(NULL, &other), 0);
 	isthmus_detach(other);

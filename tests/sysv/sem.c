@@ -1726,6 +1726,59 @@ static void start_waiting(struct thread *t, int id, int num, int op)
 	CHECK(sleeps(getpid(), atomic_load(&t->tid), &t->entered, 1, &t->returned));
 }
 
+struct cancelled {
+	struct thread t;
+	int set, segment;
+	_Atomic int is_asked;
+};
+
+/* Its calls come after a request, from the first one of the process on: what a library does for them may close or read a file. */
+static void *calls_cancelled(void *arg)
+{
+	struct cancelled *c = arg;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+	atomic_store(&c->t.tid, gettid());
+	UNTIL(atomic_load(&c->is_asked));
+	pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
+	c->segment = shmget(IPC_PRIVATE, PAGE, 0600);
+	void *at = shmat(c->segment, NULL, 0);
+	shmdt(at);
+	c->set = semget(IPC_PRIVATE, 2, 0600);
+	semop1(c->set, 1, 1, 0);
+	atomic_store(&c->t.entered, 1);
+	int done = semop1(c->set, 0, -1, 0);
+	struct timespec moment = {0, 1000000};
+	int timed = semtimedop(c->set, OPS({0, -1, 0}), &moment);
+	atomic_store(&c->t.value, done == 0 && timed == -1 && errno == EAGAIN);
+	atomic_store(&c->t.returned, 1);
+	pthread_testcancel();
+	return NULL;
+}
+
+CASE(thread_cancelled, "semop is no point of cancellation, nor are those that make and attach objects; pthreads(7)")
+{
+	pid_t pid = child();
+	if (pid == 0) {
+		static struct cancelled c;
+		void *answer;
+		CHECK(pthread_create(&c.t.thread, NULL, calls_cancelled, &c) == 0);
+		UNTIL(atomic_load(&c.t.tid));
+		CHECK(pthread_cancel(c.t.thread) == 0);
+		atomic_store(&c.is_asked, 1);
+		UNTIL(atomic_load(&c.t.entered));
+		keep_shm(c.segment);
+		keep_sem(c.set);
+		CHECK(sleeps(getpid(), atomic_load(&c.t.tid), &c.t.entered, 1, &c.t.returned));
+		OK(semop1(c.set, 0, 1, 0));
+		pthread_join(c.t.thread, &answer);
+		CHECK(answer == PTHREAD_CANCELED);
+		EQUAL(atomic_load(&c.t.value), 1);
+		EQUAL(getval(c.set, 1), 1);
+		_exit(0);
+	}
+	JOIN(pid);
+}
+
 CASE(thread_waits, "The thread sleeps, and others of its process do not; semncnt counts threads; semop(2)")
 {
 	int id = new_sem(2);

@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_int};
 
 use isthmus::Attachment;
 use isthmus_cabi::{Poison, put, text};
+use isthmus_region::signals::Uncancelled;
 
 use crate::Handle;
 use crate::errno::{ENOTFOUND, Failure, answer};
@@ -14,6 +15,7 @@ use crate::errno::{ENOTFOUND, Failure, answer};
 /// `socket` is null or a string; `here` is null or good for writing a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_attach(socket: *const c_char, here: *mut *mut Handle<Attachment>) -> c_int {
+    let _uncancelled = Uncancelled::new();
     answer(&Poison::new(), || {
         let attached = if socket.is_null() {
             Attachment::open()?

@@ -107,7 +107,7 @@ unsafe fn moving(
         Ok(())
     };
     // SAFETY: by this function's contract, `channel` is null or an open handle.
-    match unsafe { Handle::run(channel, body) } {
+    match unsafe { Handle::run_fast(channel, body) } {
         0 => count(moved),
         failed => failed.into(),
     }
@@ -431,7 +431,7 @@ pub unsafe extern "C" fn isthmus_channel_peer(channel: *const Handle<Channel>, p
         if there { Ok(()) } else { Err(Failure::invalid("there is no place for the peer")) }
     };
     // SAFETY: by this function's contract, `channel` is null or an open handle.
-    unsafe { Handle::run(channel, body) }
+    unsafe { Handle::run_fast(channel, body) }
 }
 
 /// A channel's number in events.
@@ -601,7 +601,7 @@ pub unsafe extern "C" fn isthmus_channel_read_all(
         Ok(())
     };
     // SAFETY: by this function's contract, `channel` is null or an open handle.
-    unsafe { Handle::run(channel, body) }
+    unsafe { Handle::run_fast(channel, body) }
 }
 
 /// Writes all of `len` bytes.
@@ -633,7 +633,7 @@ pub unsafe extern "C" fn isthmus_channel_write_all(
         Ok(())
     };
     // SAFETY: by this function's contract, `channel` is null or an open handle.
-    unsafe { Handle::run(channel, body) }
+    unsafe { Handle::run_fast(channel, body) }
 }
 
 /// Writes two pieces to where C wants them; returns the sum of their bytes.
@@ -677,7 +677,7 @@ pub unsafe extern "C" fn isthmus_channel_reserve(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_channel_commit(channel: *mut Handle<Channel>, len: usize) -> c_int {
     // SAFETY: by this function's contract, `channel` is null or an open handle.
-    unsafe { Handle::run(channel, |c| Ok(c.commit(len)?)) }
+    unsafe { Handle::run_fast(channel, |c| Ok(c.commit(len)?)) }
 }
 
 /// Bytes that have arrived, in place.
@@ -706,7 +706,7 @@ pub unsafe extern "C" fn isthmus_channel_peek(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_channel_release(channel: *mut Handle<Channel>, len: usize) -> c_int {
     // SAFETY: by this function's contract, `channel` is null or an open handle.
-    unsafe { Handle::run(channel, |c| Ok(c.release(len)?)) }
+    unsafe { Handle::run_fast(channel, |c| Ok(c.release(len)?)) }
 }
 
 /// Chooses what of this channel the context's descriptor reports.
@@ -724,7 +724,7 @@ pub unsafe extern "C" fn isthmus_channel_watch(
         Ok(())
     };
     // SAFETY: by this function's contract, `channel` is null or an open handle.
-    unsafe { Handle::run(channel, body) }
+    unsafe { Handle::run_fast(channel, body) }
 }
 
 /// Shuts down this end's direction.

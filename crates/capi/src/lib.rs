@@ -15,6 +15,7 @@ pub mod sync;
 use std::ffi::c_int;
 
 use isthmus_cabi::Poison;
+use isthmus_region::signals::Uncancelled;
 
 /// What a C handle points to: an object of the Rust face, and whether its code has panicked.
 #[derive(Debug)]
@@ -33,11 +34,23 @@ impl<T> Handle<T> {
         Box::into_raw(Box::new(Self { object, poison: Poison::new() }))
     }
 
-    /// Runs `body` on the object behind a pointer, and turns its error into a number.
+    /// Runs `body` on the object behind a pointer, and turns its error into a number. The thread is not cancelled meanwhile.
     ///
     /// # Safety
     /// `at` is null, or came from [`Handle::new`] and was not closed.
     unsafe fn run(at: *const Self, body: impl FnOnce(&T) -> Result<(), errno::Failure>) -> c_int {
+        let _uncancelled = Uncancelled::new();
+        // SAFETY: this function's contract.
+        unsafe { Self::run_fast(at, body) }
+    }
+
+    /// As [`Handle::run`], for calls that most often are over within some tens of nanoseconds, as it takes to keep a thread from being
+    /// cancelled. They reach no point of cancellation: they open and close nothing, and wait by [`isthmus_region::waiting::nap`] and at
+    /// doorbells.
+    ///
+    /// # Safety
+    /// As [`Handle::run`].
+    unsafe fn run_fast(at: *const Self, body: impl FnOnce(&T) -> Result<(), errno::Failure>) -> c_int {
         // SAFETY: by this function's contract, `at` is null or a box of `new`, which is only ever shared, and not
         // freed during the call.
         match unsafe { isthmus_cabi::object(at) } {
@@ -74,6 +87,7 @@ impl<T> Handle<T> {
         if at.is_null() {
             return;
         }
+        let _uncancelled = Uncancelled::new();
         // SAFETY: by this function's contract, `at` is a box of `new`, which is not freed yet and not used any more.
         let handle = unsafe { Box::from_raw(at) };
         errno::answer(&Poison::new(), || {

@@ -160,7 +160,7 @@ unsafe fn with(
         body(&transaction.space, items, reads)
     };
     // SAFETY: by this function's contract, `transaction` is null or an open handle.
-    unsafe { Handle::run(transaction, body) }
+    unsafe { Handle::run_fast(transaction, body) }
 }
 
 /// Removes all items.
@@ -341,7 +341,7 @@ pub unsafe extern "C" fn isthmus_word_load(word: *const Handle<Word>, value: *mu
         Ok(())
     };
     // SAFETY: by this function's contract, `word` is null or an open handle.
-    match unsafe { Handle::run(word, body) } {
+    match unsafe { Handle::run_fast(word, body) } {
         0 => outcome,
         failed => failed,
     }
@@ -370,7 +370,7 @@ pub unsafe extern "C" fn isthmus_word_exchange(word: *mut Handle<Word>, old: *mu
         Ok(())
     };
     // SAFETY: by this function's contract, `word` is null or an open handle.
-    match unsafe { Handle::run(word, body) } {
+    match unsafe { Handle::run_fast(word, body) } {
         0 => outcome,
         failed => failed,
     }

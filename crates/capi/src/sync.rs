@@ -134,7 +134,7 @@ pub unsafe extern "C" fn isthmus_barrier_wait(seat: *mut Handle<Seat>, timeout_n
         Ok(())
     };
     // SAFETY: by this function's contract, `seat` is null or an open handle.
-    match unsafe { Handle::run(seat, body) } {
+    match unsafe { Handle::run_fast(seat, body) } {
         0 => c_int::from(serial),
         failed => failed,
     }
@@ -202,7 +202,7 @@ pub unsafe extern "C" fn isthmus_mutex_lock(mutex: *mut Handle<Mutex>, timeout_n
         Ok(())
     };
     // SAFETY: by this function's contract, `mutex` is null or an open handle.
-    match unsafe { Handle::run(mutex, body) } {
+    match unsafe { Handle::run_fast(mutex, body) } {
         0 => answer,
         failed => failed,
     }
@@ -231,7 +231,7 @@ pub unsafe extern "C" fn isthmus_mutex_mend(mutex: *mut Handle<Mutex>) -> c_int 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_mutex_unlock(mutex: *mut Handle<Mutex>) -> c_int {
     // SAFETY: by this function's contract, `mutex` is null or an open handle.
-    unsafe { Handle::run(mutex, |m| Ok(m.unlock()?)) }
+    unsafe { Handle::run_fast(mutex, |m| Ok(m.unlock()?)) }
 }
 
 /// Closes a mutex.
@@ -327,7 +327,7 @@ pub unsafe extern "C" fn isthmus_condition_notify(condition: *mut Handle<Condvar
         Ok(())
     };
     // SAFETY: by this function's contract, `condition` is null or an open handle.
-    unsafe { Handle::run(condition, body) }
+    unsafe { Handle::run_fast(condition, body) }
 }
 
 /// Closes a condition variable.
@@ -390,7 +390,7 @@ pub unsafe extern "C" fn isthmus_semaphore_wait(semaphore: *mut Handle<Semaphore
         Ok(())
     };
     // SAFETY: by this function's contract, `semaphore` is null or an open handle.
-    unsafe { Handle::run(semaphore, body) }
+    unsafe { Handle::run_fast(semaphore, body) }
 }
 
 /// Increments a semaphore.
@@ -400,7 +400,7 @@ pub unsafe extern "C" fn isthmus_semaphore_wait(semaphore: *mut Handle<Semaphore
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_semaphore_post(semaphore: *mut Handle<Semaphore>) -> c_int {
     // SAFETY: by this function's contract, `semaphore` is null or an open handle.
-    unsafe { Handle::run(semaphore, |s| Ok(s.post()?)) }
+    unsafe { Handle::run_fast(semaphore, |s| Ok(s.post()?)) }
 }
 
 /// A semaphore's value.
@@ -422,7 +422,7 @@ pub unsafe extern "C" fn isthmus_semaphore_value(
         }
     };
     // SAFETY: by this function's contract, `semaphore` is null or an open handle.
-    unsafe { Handle::run(semaphore, body) }
+    unsafe { Handle::run_fast(semaphore, body) }
 }
 
 /// Closes a semaphore.
@@ -486,7 +486,7 @@ pub unsafe extern "C" fn isthmus_rwlock_read(lock: *mut Handle<RwLock>, timeout_
         Ok(())
     };
     // SAFETY: by this function's contract, `lock` is null or an open handle.
-    unsafe { Handle::run(lock, body) }
+    unsafe { Handle::run_fast(lock, body) }
 }
 
 /// Locks for writing.
@@ -507,7 +507,7 @@ pub unsafe extern "C" fn isthmus_rwlock_write(lock: *mut Handle<RwLock>, timeout
         Ok(())
     };
     // SAFETY: by this function's contract, `lock` is null or an open handle.
-    match unsafe { Handle::run(lock, body) } {
+    match unsafe { Handle::run_fast(lock, body) } {
         0 => answer,
         failed => failed,
     }
@@ -536,7 +536,7 @@ pub unsafe extern "C" fn isthmus_rwlock_mend(lock: *mut Handle<RwLock>) -> c_int
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_rwlock_unlock(lock: *mut Handle<RwLock>) -> c_int {
     // SAFETY: by this function's contract, `lock` is null or an open handle.
-    unsafe { Handle::run(lock, |l| Ok(l.unlock()?)) }
+    unsafe { Handle::run_fast(lock, |l| Ok(l.unlock()?)) }
 }
 
 /// Closes a lock.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use isthmus_lockfree::stream::pieces;
 use isthmus_region::local::LocalBuf;
+use isthmus_region::waiting::nap;
 
 use crate::error::{Error, Result};
 use crate::event::ChannelId;
@@ -390,7 +391,7 @@ impl Channel {
                 return Err(timed_out("waiting for the other side to read", limit, 0));
             }
             // Flushing is rare and its latency uncritical, so the reader rings no bell for it.
-            std::thread::sleep(Duration::from_micros(20).saturating_mul(1 << u32::min(tries, 6)).min(left));
+            nap(Duration::from_micros(20).saturating_mul(1 << u32::min(tries, 6)).min(left));
             tries += 1;
         }
     }

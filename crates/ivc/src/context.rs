@@ -15,6 +15,7 @@ use isthmus_region::format::{KIND_CHANNELS, block};
 use isthmus_region::mapping::LineRef;
 use isthmus_region::member::Member;
 use isthmus_region::roster::{Record, Roster};
+use isthmus_region::waiting::nap;
 
 use crate::channel::Channel;
 use crate::config::Config;
@@ -396,7 +397,7 @@ impl Context {
             if waiting.is_empty() || wait::left(deadline).is_zero() {
                 break;
             }
-            std::thread::sleep(wait::unsure(tries).min(Duration::from_millis(5)));
+            nap(wait::unsure(tries).min(Duration::from_millis(5)));
             tries += 1;
         }
         let silent = waiting.len();
@@ -529,7 +530,7 @@ impl Drop for Shared {
             if state.lingering.is_empty() || !patient {
                 break;
             }
-            std::thread::sleep(Duration::from_micros(50).saturating_mul(1 << tries.min(5)));
+            nap(Duration::from_micros(50).saturating_mul(1 << tries.min(5)));
             tries += 1;
         }
         if read_at.is_none() && !state.lingering.is_empty() {

@@ -12,6 +12,7 @@ use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use isthmus_cabi::Poison;
+use isthmus_region::signals::Uncancelled;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::pipe::PipeFlags;
 
@@ -64,6 +65,7 @@ static START: extern "C" fn() = start;
 /// Runs the body of a handler, whose panic the C library could not carry on. One that has panicked does not keep others from giving
 /// back what they have.
 fn guarded(body: impl FnOnce()) {
+    let _uncancelled = Uncancelled::new();
     isthmus_cabi::keep_quiet();
     let report = |said: &str| here::say(About::Fault, &format!("a fork failed inside the library: {said}"));
     isthmus_cabi::guard(&Poison::new(), (), report, body);

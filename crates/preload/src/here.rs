@@ -7,7 +7,7 @@ use isthmus_region::error::with_causes;
 use isthmus_region::kept::Kept;
 use isthmus_region::member::Member;
 use isthmus_region::shared_by_threads::Count;
-use isthmus_region::signals::{self, Guarded};
+use isthmus_region::signals::{self, Guarded, Uncancelled};
 use isthmus_sysv::Ipc;
 use rustix::io::Errno;
 
@@ -54,6 +54,7 @@ pub(crate) fn ipc() -> Result<&'static Ipc> {
     // A library that is linked to the program may be here before this one's constructor has run.
     crate::fork::watch();
     let mut state = lock();
+    let _uncancelled = Uncancelled::new();
     let state = state.as_mut().ok_or(Errno::IO)?;
     current().map_or_else(|| attach(state), Ok)
 }

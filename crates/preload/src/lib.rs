@@ -22,7 +22,7 @@ mod sleep;
 use std::ffi::{c_int, c_long};
 
 use isthmus_cabi::Poison;
-use isthmus_region::signals::Blocked;
+use isthmus_region::signals::{Blocked, Uncancelled};
 use rustix::io::Errno;
 
 type Result<T> = std::result::Result<T, Errno>;
@@ -44,9 +44,11 @@ fn answer<T: From<i8>>(body: impl FnOnce() -> Result<T>) -> T {
     })
 }
 
-/// As [`answer`], with all signals blocked: for calls that do not wait, and that lock and allocate.
+/// As [`answer`], with all signals blocked: for calls that do not wait, and that lock and allocate. The others block signals, and keep from
+/// being cancelled, where they come to that.
 fn answer_blocked<T: From<i8>>(body: impl FnOnce() -> Result<T>) -> T {
     let _blocked = Blocked::new();
+    let _uncancelled = Uncancelled::new();
     answer(body)
 }
 

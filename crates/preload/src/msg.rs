@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use isthmus_region::local::LocalBuf;
 use isthmus_region::objects::{Kind, UNLINKED};
-use isthmus_region::signals::{Blocked, let_go};
+use isthmus_region::signals::{Blocked, Uncancelled, let_go};
 use isthmus_sysv::msg::{Limits, Open, Stat, Who, check_flags};
 use isthmus_sysv::{Caller, Ipc, ipc};
 use rustix::io::Errno;
@@ -86,6 +86,7 @@ fn queue(id: c_int) -> Result<Arc<Open>> {
         return Ok(open);
     }
     let _blocked = Blocked::new();
+    let _uncancelled = Uncancelled::new();
     let open = ipc.queue(id)?;
     let last = Last { ipc, id, open: Arc::downgrade(&open) };
     let _ = LAST.try_with(|known| known.try_borrow_mut().map(|mut known| *known = Some(last)));

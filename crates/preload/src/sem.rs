@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use isthmus_region::objects::{Kind, sysv};
-use isthmus_region::signals::{Allocated, Blocked, let_go};
+use isthmus_region::signals::{Allocated, Blocked, Uncancelled, let_go};
 use isthmus_sysv::caller::{ALTER, READ};
 use isthmus_sysv::sem::{Awaited, MOST, MOST_OF_SET, MOST_OPS, Op, Set, Stat, wanted};
 use isthmus_sysv::{Ipc, ipc};
@@ -193,6 +193,7 @@ fn forget_removed() {
 #[cold]
 fn find(ipc: &'static Ipc, id: c_int, ops: &[Op], wanted: u32) -> Result<Arc<Set>> {
     let _blocked = Blocked::new();
+    let _uncancelled = Uncancelled::new();
     let caller = credentials::caller();
     let set = ipc.set(id, caller.pid)?;
     set.check_numbers(ops)?;

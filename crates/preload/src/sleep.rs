@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use isthmus_region::shared_by_threads::Count;
-use isthmus_region::signals::Blocked;
+use isthmus_region::signals::{Blocked, Uncancelled};
 use isthmus_sysv::waiting::{Heard, Sleep};
 use rustix::io::Errno;
 
@@ -20,6 +20,8 @@ pub(crate) struct Signals {
     /// Readable when a signal has come that the program has not blocked (signalfd(2)); made for the first sleep of a wait, and none
     /// while a handler may run: it may never come back.
     coming: Option<OwnedFd>,
+    /// While all are blocked and no handler runs that may leave the call for good: to close descriptors is a point of cancellation.
+    uncancelled: Option<Uncancelled>,
 }
 
 /// Bytes of the kernel's set of signals.
@@ -27,7 +29,7 @@ const SET_BYTES: usize = 8;
 
 impl Signals {
     pub(crate) fn new() -> Self {
-        Self { blocked: None, coming: None }
+        Self { blocked: None, coming: None, uncancelled: None }
     }
 
     /// The signals that are blocked for the wait, as the kernel has them. Others come as they do without it.
@@ -99,6 +101,7 @@ fn is_alone() -> bool {
 impl Sleep for Signals {
     fn begin(&mut self) {
         self.blocked = Some(Blocked::new());
+        self.uncancelled = Some(Uncancelled::new());
     }
 
     fn sleep(&mut self, bells: &[BorrowedFd<'_>], limit: Duration) -> Heard {
@@ -127,11 +130,15 @@ impl Sleep for Signals {
 
     fn handle(&mut self) -> bool {
         self.coming = None;
-        self.poll(&mut [], Duration::ZERO, true) == Err(Errno::INTR)
+        self.uncancelled = None;
+        let has_run = self.poll(&mut [], Duration::ZERO, true) == Err(Errno::INTR);
+        self.uncancelled = Some(Uncancelled::new());
+        has_run
     }
 
     fn end(&mut self) {
         self.coming = None;
+        self.uncancelled = None;
         self.blocked = None;
     }
 }

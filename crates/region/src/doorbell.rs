@@ -29,6 +29,8 @@ use crate::format::GlobalSlot;
 use crate::mapping::LineRef;
 use crate::member::Member;
 use crate::shared_by_threads::Flag;
+use crate::signals::Uncancelled;
+use crate::waiting::nap;
 use crate::wake;
 
 /// The longest sleep where nothing can ring.
@@ -210,6 +212,7 @@ impl Sleeper {
         if self.bell.get().is_some() {
             return Ok(());
         }
+        let _uncancelled = Uncancelled::new();
         match self.member.service().bell(self.local) {
             Ok(bell) => {
                 let _ = self.bell.set(bell);
@@ -233,7 +236,9 @@ impl Sleeper {
         if self.doorbell == Doorbell::Futex {
             return wake::wait(&self.wake.words[0], seen, limit);
         }
-        let Some(bell) = self.bell() else { return std::thread::sleep(limit) };
+        // Of two threads that make a descriptor one closes its own.
+        let _uncancelled = Uncancelled::new();
+        let Some(bell) = self.bell() else { return nap(limit) };
         if self.own.get().is_none()
             && let Ok(own) = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         {
@@ -267,7 +272,7 @@ impl Sleeper {
             }
         } else if is_gone {
             // It stays readable, and rings no more.
-            std::thread::sleep(limit.min(LONGEST_UNRUNG));
+            nap(limit.min(LONGEST_UNRUNG));
         }
         *lock(&self.is_taken) = false;
         self.rung.notify_all();

@@ -16,7 +16,7 @@ use crate::doorbell::{self, Doorbell};
 use crate::error::Result;
 use crate::mapping::{LineRef, Section};
 use crate::member::Member;
-use crate::signals::Blocked;
+use crate::signals::{Blocked, Uncancelled};
 use crate::{near, wake};
 
 /// A word in a line of its own, and its sleepers.
@@ -100,6 +100,8 @@ impl Gate {
     }
 
     fn sleep_by_service(&self, seen: u64, deaths: u64, limit: Duration) {
+        // Bells that nobody keeps are closed.
+        let _uncancelled = Uncancelled::new();
         self.sleep_at_bell(seen, deaths, limit, &mut poll);
     }
 

@@ -22,7 +22,7 @@ use crate::member::Member;
 use crate::membership::{PeerInfo, Region};
 use crate::party::Party;
 use crate::text::padded;
-use crate::waiting::NAP;
+use crate::waiting::{NAP, nap};
 
 /// Longest name of an object, in bytes.
 pub const MAX_NAME: usize = 127;
@@ -292,7 +292,7 @@ impl Patience {
             IS_TIRED.set();
             return false;
         }
-        std::thread::sleep(NAP);
+        nap(NAP);
         true
     }
 

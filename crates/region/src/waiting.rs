@@ -158,8 +158,18 @@ impl Crowd {
 
     /// Naps for at most `limit`.
     pub fn nap(&self, limit: Duration) {
-        std::thread::sleep(NAP.min(limit));
+        nap(NAP.min(limit));
         self.yielded_ns.put(0);
+    }
+}
+
+/// Does nothing for so long. By the system call: libc's function, and so the standard library's, is a point of cancellation
+/// ([`crate::signals::Uncancelled`]).
+pub fn nap(time: Duration) {
+    use rustix::thread::{NanosleepRelativeResult, Timespec};
+    let mut left = Timespec::try_from(time).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
+    while let NanosleepRelativeResult::Interrupted(rest) = rustix::thread::nanosleep(&left) {
+        left = rest;
     }
 }
 

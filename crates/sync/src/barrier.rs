@@ -38,6 +38,7 @@ use isthmus_region::gate::Gate;
 use isthmus_region::mapping::{LineRef, Section};
 use isthmus_region::member::Member;
 use isthmus_region::party::Party;
+use isthmus_region::waiting::nap;
 
 use crate::error::{Error, Result};
 use crate::wait::{self, Ended, Learned, Wait, Waiting};
@@ -253,7 +254,7 @@ impl Shared {
             if Instant::now() > until {
                 return Err(in_use());
             }
-            std::thread::sleep(MOMENT);
+            nap(MOMENT);
         }
         let done = work();
         lock::let_go(resetter, me);

@@ -28,6 +28,7 @@ use isthmus_lockfree::sync::Word;
 use isthmus_region::gate::Gate;
 use isthmus_region::mapping::{LineRef, Section};
 use isthmus_region::member::Member;
+use isthmus_region::waiting::nap;
 
 use crate::error::{Error, Result};
 use crate::raw::RawLock;
@@ -157,7 +158,7 @@ impl RwLock {
                 Some((same, _)) if same == other => {}
                 _ => waits_for = Some((other, Instant::now())),
             }
-            std::thread::sleep(MOMENT);
+            nap(MOMENT);
         }
         let done = work(self);
         lock::let_go(claimer, me);

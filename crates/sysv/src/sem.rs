@@ -36,6 +36,7 @@ use isthmus_region::member::Member;
 use isthmus_region::objects::{self, Kind, sysv};
 use isthmus_region::party::Party;
 use isthmus_region::signals::{self, Allocated, Blocked, Guarded};
+use isthmus_region::waiting::nap;
 use isthmus_sync::wait::Learned;
 use rustix::io::Errno;
 
@@ -473,7 +474,7 @@ impl Set {
                     return Change::begin(&self.space, slot).map_err(damage);
                 }
             }
-            std::thread::sleep(NAP);
+            nap(NAP);
         }
         Err(Errno::NOMEM)
     }

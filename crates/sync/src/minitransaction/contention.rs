@@ -25,7 +25,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use isthmus_lockfree::hint::spin;
-use isthmus_region::waiting::Pace;
+use isthmus_region::waiting::{Pace, nap};
 
 /// The level after the first failure, in nanoseconds.
 const LEVEL_MIN: u32 = 250;
@@ -120,7 +120,7 @@ impl Backoff {
             self.around(self.level)
         };
         match crowded && wait >= LONG {
-            true => thread::sleep(Duration::from_nanos(u64::from(wait))),
+            true => nap(Duration::from_nanos(u64::from(wait))),
             false => spin(wait),
         }
     }
@@ -163,7 +163,7 @@ impl Wait {
         let begun = *self.begun.get_or_insert_with(Instant::now);
         self.slept = self.rounds > SPINS + Pace::LOCKS.yields;
         match self.slept {
-            true => thread::sleep(NAP),
+            true => nap(NAP),
             false => thread::yield_now(),
         }
         begun.elapsed() < self.patience
