@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 
-use isthmus_region::signals::Blocked;
+use isthmus_region::signals::{Blocked, Uncancelled};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -85,7 +85,7 @@ pub(crate) fn mappings() -> Result<Vec<u8>> {
 /// Whether the kernel's list of mappings says that an address can be read, or written.
 fn is_mapped(address: usize, to_write: bool) -> bool {
     // A handler that allocates could find malloc's lock taken by this thread, also where the list is freed.
-    let _blocked = Blocked::new();
+    let (_uncancelled, _blocked) = (Uncancelled::new(), Blocked::new());
     let maps = mappings().unwrap_or_default();
     String::from_utf8_lossy(&maps).lines().any(|line| {
         let mut words = line.split(' ');

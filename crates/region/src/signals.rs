@@ -1,6 +1,6 @@
 //! Signals are blocked while a thread has a lock of the library, or allocates for it: a handler that interrupts it may make
-//! calls which need the same lock. Nor is the thread cancelled then (pthread_cancel(3)): functions of libc that open, read and close
-//! files are points of cancellation, and a lock would be left taken, or the process be ended, since no frame here can be unwound so.
+//! calls which need the same lock. Nor is the thread cancelled (pthread_cancel(3)) where it may come to one of libc's points of
+//! cancellation, to open, read or close a file: a lock would be left taken, or the process be ended, since no frame here can be unwound so.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -11,21 +11,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 /// calls emulated, or its memory fetched.
 const OWN: [libc::c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
-
-unsafe extern "C" {
-    fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
-}
-
-/// `PTHREAD_CANCEL_DISABLE`, with glibc and with musl.
-const CANCEL_DISABLE: libc::c_int = 1;
-
-/// Lets this thread be cancelled, or not; gives what was so before.
-fn set_cancel_state(state: libc::c_int) -> libc::c_int {
-    let mut before = 0;
-    // SAFETY: an integer of this function's.
-    unsafe { pthread_setcancelstate(state, &raw mut before) };
-    before
-}
 
 /// All signals but those, and those of libc's own.
 fn blocked() -> libc::sigset_t {
@@ -46,13 +31,11 @@ fn kernel_set(set: &libc::sigset_t) -> u64 {
     unsafe { std::ptr::from_ref(set).cast::<u64>().read() }
 }
 
-/// While it lives, its thread has all signals blocked but those that its own instructions cause, and is not cancelled. They nest; the
-/// last one dropped restores the program's mask.
+/// While it lives, its thread has all signals blocked but those that its own instructions cause. They nest; the last one dropped
+/// restores the program's mask.
 #[derive(Debug)]
 pub struct Blocked {
     before: Option<libc::sigset_t>,
-    /// Whether the thread could be cancelled before.
-    cancel_state: libc::c_int,
     /// It stays in its thread.
     _thread: PhantomData<*const ()>,
 }
@@ -67,8 +50,7 @@ impl Blocked {
         let done = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, before.as_mut_ptr()) };
         // SAFETY: filled in by the call, and zeros are a set as well.
         let before = unsafe { before.assume_init() };
-        let cancel_state = set_cancel_state(CANCEL_DISABLE);
-        Self { before: (done == 0).then_some(before), cancel_state, _thread: PhantomData }
+        Self { before: (done == 0).then_some(before), _thread: PhantomData }
     }
 
     /// The signals that are blocked by this and were not before, as the kernel has them: signal 1 in bit 0.
@@ -84,7 +66,6 @@ impl Blocked {
 
 impl Drop for Blocked {
     fn drop(&mut self) {
-        set_cancel_state(self.cancel_state);
         if let Some(before) = &self.before {
             // SAFETY: the set that the thread had.
             unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
@@ -96,7 +77,7 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
 }
 
-/// `PTHREAD_CANCEL_DISABLE`.
+/// `PTHREAD_CANCEL_DISABLE`, with glibc and with musl.
 const CANCEL_DISABLE: libc::c_int = 1;
 
 /// While it lives, its thread is not cancelled: pthread_cancel(3) unwinds a thread at libc's points of cancellation (close(2) is one), and
