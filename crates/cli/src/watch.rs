@@ -32,7 +32,8 @@ impl Which {
 /// the one endpoint to the other. Works on the host for all members, also while a job runs under `isthmus run`, and in a VM
 /// through its agent.
 ///
-/// A process tells its counters now and then while it communicates, and all of them when it goes.
+/// A process tells its counters now and then while it communicates, and all of them when it goes. isthmus(1) explains each
+/// column; K, M and G of bytes are multiples of 1024, k, M and G of other numbers multiples of 1000.
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Ps {

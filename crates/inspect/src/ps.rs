@@ -99,20 +99,12 @@ pub(crate) fn headings(first: &[&'static str]) -> Vec<&'static str> {
     first.iter().copied().chain(SHOWN.iter().map(|(_, heading)| *heading)).collect()
 }
 
+/// Columns of the table of members, before those of the counters.
+const MEMBERS: [&str; 10] =
+    ["<member", "<kind", "<rung by", "<state", "processes", "endpoints", "lanes", "memory", "of", "granted"];
+
 fn members(survey: &Survey) -> Table {
-    let first = [
-        "<member",
-        "<kind",
-        "<rung by",
-        "<state",
-        "processes",
-        "endpoints",
-        "lanes",
-        "memory",
-        "of",
-        "granted",
-    ];
-    let mut table = Table::new(&headings(&first));
+    let mut table = Table::new(&headings(&MEMBERS));
     // Of which one would ring the other.
     let active = survey.members.iter().filter(|m| m.state == State::Active).count();
     for m in &survey.members {
@@ -271,5 +263,30 @@ pub(crate) fn state_of(lane: &Lane) -> &'static str {
         (true, false, _) => "not answered",
         (true, true, true) => "polled directly",
         (true, true, false) => "announced",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::survey::tests::nothing;
+
+    #[test]
+    fn the_man_page_explains_each_column() {
+        let page = include_str!("../../../man/isthmus.1");
+        let (_, glossary) = page.split_once("The columns of\n.BR ps").unwrap();
+        let (glossary, _) = glossary.split_once("\n.RE\n").unwrap();
+        let explained: Vec<&str> = glossary
+            .lines()
+            .filter_map(|line| line.strip_prefix(".BR ").or_else(|| line.strip_prefix(".B ")))
+            .flat_map(|line| line.split('"').map(str::trim))
+            .collect();
+        let survey = nothing();
+        let tables = [objects, processes, endpoints, lanes, channels].map(|table| table(&survey));
+        // Without a member that has a pool there is no column for what is granted.
+        let all = tables.iter().flat_map(Table::headings).chain(MEMBERS.map(|m| m.trim_start_matches('<')));
+        for heading in all {
+            assert!(explained.contains(&heading), "{heading}: {explained:?}");
+        }
     }
 }

@@ -15,6 +15,12 @@ impl Table {
         Self { headings: headings.to_vec(), rows: Vec::new() }
     }
 
+    /// The headings as they are printed.
+    #[cfg(test)]
+    pub(crate) fn headings(&self) -> impl Iterator<Item = &'static str> {
+        self.headings.iter().map(|heading| heading.trim_start_matches('<'))
+    }
+
     /// Adds a row with as many cells as there are headings.
     pub fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
