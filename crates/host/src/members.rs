@@ -668,6 +668,15 @@ mod tests {
             [0, 1, 2].map(|peer| info.is_shared_with(peer))
         };
         assert_eq!(finds(&members), [false, true, true]);
+        // Another list, on which it is as well, is there at once.
+        assert_eq!(ask(1, share(Sharing::Next("blue".into()))), Reply::Done);
+        assert_eq!(finds(&members), [false, true, true]);
+        assert_eq!(ask(1, share(Sharing::With("host".into()))), Reply::Done);
+        assert_eq!(finds(&members), [true, true, true]);
+        // What was named for it, and by another process, counts no longer.
+        assert_eq!(ask(2, share(Sharing::Next("host".into()))), Reply::Done);
+        assert_eq!(ask(1, share(Sharing::With("blue".into()))), Reply::Done);
+        assert_eq!(finds(&members), [false, true, true]);
         // Another VM in the place of the one that is named, and that one in the place of the one that has made it.
         members.remove_vm(2).unwrap();
         assert_eq!(members.add_vm(&green).unwrap(), 2);

@@ -79,6 +79,8 @@ struct Object {
     home: Home,
     /// The names of the systems to which it is limited, its own not among them.
     shared_with: Option<Vec<String>>,
+    /// Names that come with the next list, and who has said so last.
+    next: Option<(Party, Vec<String>)>,
     /// Processes that were about to attach it when it was limited, and are still to say so.
     entering: Vec<Party>,
     /// Whether the VM where it was made is gone.
@@ -323,6 +325,7 @@ impl Registry {
             holders,
             home,
             shared_with: None,
+            next: None,
             entering: Vec::new(),
             is_orphan: false,
         });

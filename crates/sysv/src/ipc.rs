@@ -499,14 +499,7 @@ impl Ipc {
         let ask = |sharing: &Sharing| {
             self.ruler().service().share_object(info.index, info.life.incarnation, sharing)
         };
-        match with {
-            None => ask(&Sharing::All),
-            Some([]) => ask(&Sharing::Own),
-            Some([first, others @ ..]) => {
-                ask(&Sharing::With(first.clone()))?;
-                others.iter().try_for_each(|name| ask(&Sharing::Also(name.clone())))
-            }
-        }
+        steps(with).iter().try_for_each(ask)
     }
 
     /// Has the services notice all deaths that have happened by now in this system.
@@ -520,8 +513,32 @@ impl Ipc {
     }
 }
 
+/// What makes a list of names the one that counts. A system that was on the list before and is on it afterwards is on it at each
+/// moment between: its processes would else get `EACCES` for an object that is theirs to use.
+fn steps(with: Option<&[String]>) -> Vec<Sharing> {
+    match with {
+        None => vec![Sharing::All],
+        Some([]) => vec![Sharing::Own],
+        Some([first, others @ ..]) => {
+            let next = others.iter().cloned().map(Sharing::Next);
+            // Mostly nothing new: another process may have begun a list meanwhile, and the service knows one at a time.
+            let also = others.iter().cloned().map(Sharing::Also);
+            next.chain([Sharing::With(first.clone())]).chain(also).collect()
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn no_name_is_missing_between_two_lists() {
+        use super::{Sharing, steps};
+        let [one, two] = ["one", "two"].map(str::to_owned);
+        let expected = [Sharing::Next(two.clone()), Sharing::With(one.clone()), Sharing::Also(two.clone())];
+        assert_eq!(steps(Some(&[one.clone(), two])), expected);
+        assert_eq!(steps(Some(std::slice::from_ref(&one))), [Sharing::With(one)]);
+    }
+
     use isthmus_region::life::{Life, State};
 
     use super::*;

@@ -250,6 +250,7 @@ impl Request {
                     Sharing::Own => (1, ""),
                     Sharing::With(name) => (2, name.as_str()),
                     Sharing::Also(name) => (3, name.as_str()),
+                    Sharing::Next(name) => (4, name.as_str()),
                 };
                 Put::new(kind::SHARE, sequence).u32(*index).u32(how).u64(*incarnation).name(name).end()
             }
@@ -347,6 +348,7 @@ impl Request {
                     1 => Sharing::Own,
                     2 => Sharing::With(name),
                     3 => Sharing::Also(name),
+                    4 => Sharing::Next(name),
                     _ => return Err(Error::BadFrame { what: "an object is to be shared in an unknown way" }),
                 };
                 Self::Share { index, incarnation, sharing }
@@ -506,6 +508,7 @@ mod tests {
             Request::Share { index: 5, incarnation: 2, sharing: Sharing::Own },
             Request::Share { index: 5, incarnation: 2, sharing: Sharing::With("vm1".into()) },
             Request::Share { index: 5, incarnation: 2, sharing: Sharing::Also("vm2".into()) },
+            Request::Share { index: 5, incarnation: 2, sharing: Sharing::Next("vm3".into()) },
             Request::Settle,
             Request::Forget,
             Request::Process { slot: 3, incarnation: 1 << 33 },

@@ -148,7 +148,7 @@ impl Registry {
         let at = self.sysv(index, incarnation)?;
         self.may_meet_or_is_on_host(asker, at)?;
         self.may_rule(asker, at, "share")?;
-        if let Sharing::With(name) | Sharing::Also(name) = sharing
+        if let Sharing::With(name) | Sharing::Also(name) | Sharing::Next(name) = sharing
             && !self.knows(name)
         {
             let text = format!("no host or VM is called '{name}' here: isthmus ps has their names");
@@ -158,11 +158,25 @@ impl Registry {
         match sharing {
             Sharing::All => object.shared_with = None,
             Sharing::Own => object.shared_with = Some(Vec::new()),
-            Sharing::With(name) => object.shared_with = Some(vec![name.clone()]),
+            Sharing::With(name) => {
+                let next = object.next.take_if(|(party, _)| *party == asker.party);
+                let mut names = next.map_or_else(Vec::new, |(_, names)| names);
+                names.push(name.clone());
+                object.shared_with = Some(names);
+            }
             Sharing::Also(name) => {
                 if let Some(names) = object.shared_with.as_mut().filter(|names| !names.contains(name)) {
                     names.push(name.clone());
                 }
+            }
+            Sharing::Next(name) => {
+                // One list at a time: who finds that another's has taken its place still names all with `Also`.
+                object.next.take_if(|(party, _)| *party != asker.party);
+                let (_, names) = object.next.get_or_insert_with(|| (asker.party, Vec::new()));
+                if !names.contains(name) {
+                    names.push(name.clone());
+                }
+                return Ok(Reply::Done);
             }
         }
         object.list(&self.members);

@@ -134,10 +134,12 @@ pub enum Sharing {
     All,
     /// No other.
     Own,
-    /// This one alone, by its name.
+    /// This one, by its name, and those that the same process has named with [`Sharing::Next`] just before; no others.
     With(String),
     /// This one, too.
     Also(String),
+    /// Nothing changes yet: this one is to come with the next [`Sharing::With`].
+    Next(String),
 }
 
 /// User and group of the process that made it.
