@@ -15,6 +15,8 @@ use crate::spec::RunSpec;
 
 pub use qemu::{MEMORY_BYTES, Qemu};
 
+/// The first file system of a VM, in its folder of the run's directory.
+pub(crate) const IMAGE: &str = "initramfs";
 /// Lines of the console that tell why a VM was lost.
 pub const CONSOLE_LINES: usize = 12;
 /// Lines kept in addition: at least as many as a guest prints while it boots, which do not explain its end.

@@ -10,6 +10,7 @@ use crate::cpio;
 use crate::elf;
 use crate::error::{Error, Result};
 use crate::kernel::Kernel;
+use rustix::fs::FallocateFlags;
 use std::collections::BTreeSet;
 use std::fs;
 use std::hash::{DefaultHasher, Hash};
@@ -74,6 +75,16 @@ pub fn for_vm(base: &Path, config: &BootConfig, driver: Option<&Path>, out: &Pat
         .open(out)
         .and_then(|mut file| file.write_all(&archive.finish()))
         .map_err(|e| Error::io(format!("write {}", out.display()))(told(e)))
+}
+
+/// Removes the initramfs of a VM that has booted, `image`. QEMU keeps it mapped for a reset of the VM, which ends it instead
+/// (`-no-reboot`), so its blocks are given back besides: what is mapped of them is zeros then.
+pub fn discard(image: &Path) -> std::io::Result<()> {
+    let file = fs::File::options().write(true).open(image)?;
+    let bytes = file.metadata()?.len();
+    // A file system that cannot do this keeps them until QEMU has ended.
+    let _ = rustix::fs::fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes);
+    fs::remove_file(image)
 }
 
 fn pack(exe: &Path, libraries: &BTreeSet<PathBuf>, modules: &Path) -> Result<Vec<u8>> {
@@ -203,6 +214,20 @@ mod tests {
         let found = libraries_in(maps, Path::new("/usr/bin/isthmus"));
         let expected = ["/home/u/my projects/libown.so", "/usr/lib/x86_64-linux-gnu/libc.so.6"];
         assert_eq!(found.into_iter().collect::<Vec<_>>(), expected.map(PathBuf::from));
+    }
+
+    #[test]
+    fn an_image_that_was_discarded_takes_no_room_though_it_is_still_open() {
+        use std::os::unix::fs::MetadataExt;
+        let path = std::env::temp_dir().join(format!("isthmus-image-{}", std::process::id()));
+        fs::write(&path, vec![1; 1 << 20]).unwrap();
+        let open = fs::File::open(&path).unwrap();
+        open.sync_all().unwrap();
+        assert!(open.metadata().unwrap().blocks() > 0);
+        discard(&path).unwrap();
+        assert!(!path.exists());
+        assert_eq!((open.metadata().unwrap().blocks(), open.metadata().unwrap().len()), (0, 1 << 20));
+        assert!(discard(&path).is_err());
     }
 
     #[test]

@@ -173,7 +173,7 @@ impl Common {
             verbose: plan.spec.verbose,
             extra: agent.into_iter().map(|agent| ("agent".to_owned(), agent)).collect(),
         };
-        let image = own.join("initramfs");
+        let image = own.join(super::IMAGE);
         initramfs::for_vm(&self.base, &config, self.driver.as_deref(), &image).map_err(failed)?;
         let console = match &plan.spec.vm.console {
             None => own.join("console"),
