@@ -46,6 +46,13 @@ impl LostFiles {
         );
     }
 
+    /// Notes that VM `vm` has not said in time what it would list.
+    pub fn add_unknown(&mut self, vm: &str) {
+        self.errors.push(format!(
+            "{vm} did not say in time which files vanish with it: what its ranks wrote outside the shared directories is gone (--writable DIR keeps such files)"
+        ));
+    }
+
     /// The lines to print; none if nothing that matters was lost.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = self.errors.clone();

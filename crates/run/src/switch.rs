@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use isthmus_guest::control::{self, Changes, ToGuest, ToHost};
 use isthmus_guest::relay::{MAX_STREAMS, Ports as Relayed, carry};
@@ -48,7 +48,7 @@ const JOB_LIMIT: Duration = Duration::from_secs(120);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How long a client may take to read the answer to its announcement.
 const CLIENT_LIMIT: Duration = Duration::from_secs(10);
-/// So many messages of a VM are heard at once, and then one in each pause: the job keeps all that it has not come to yet.
+/// So many messages of a VM are heard at once, and one more for each pause: the job keeps all that it has not come to yet.
 const HEARD_AT_ONCE: u32 = 256;
 const HEARD_PAUSE: Duration = Duration::from_secs(1);
 /// So many connections of a VM may be refused before it is lost.
@@ -465,15 +465,15 @@ impl Vm {
     fn hear(&self, mut port: UnixStream) -> std::result::Result<(), WireError> {
         Frame::hello().write_to(&*lock(&self.control))?;
         Frame::read_from(&mut port)?.check_hello()?;
-        let (mut at_once, mut has_listed) = (HEARD_AT_ONCE, false);
+        let (mut patience, mut has_listed) = (Patience::new(Instant::now()), false);
         loop {
             let frame = Frame::read_from(&mut port)?;
             if frame.kind != Kind::Control {
                 return Err(WireError::BadFrame { kind: frame.kind as u8, len: frame.payload.len() });
             }
-            match at_once.checked_sub(1) {
-                Some(left) => at_once = left,
-                None => thread::sleep(HEARD_PAUSE),
+            if !patience.hears(Instant::now()) {
+                thread::sleep(HEARD_PAUSE);
+                patience.since = Instant::now();
             }
             match serde_json::from_slice(&frame.payload) {
                 Ok(ToHost::Ready) => self.answered(),
@@ -496,6 +496,30 @@ impl Vm {
         lock(&self.wanted).send(Wanted { port, targets, answer }).map_err(|_| gone())?;
         (&self.relay_waker).write_all(&[1]).map_err(|_| gone())?;
         answered.recv_timeout(LISTEN_LIMIT).unwrap_or_else(|_| Err(format!("{} does not answer", self.name)))
+    }
+}
+
+/// With how many messages of a VM there is patience: one more for each pause that has gone by.
+struct Patience {
+    left: u32,
+    /// Up to when the pauses have been counted.
+    since: Instant,
+}
+
+impl Patience {
+    fn new(now: Instant) -> Self {
+        Self { left: HEARD_AT_ONCE, since: now }
+    }
+
+    /// Whether another message is heard without a pause.
+    fn hears(&mut self, now: Instant) -> bool {
+        let pauses = now.saturating_duration_since(self.since).as_secs() / HEARD_PAUSE.as_secs();
+        let pauses = u32::try_from(pauses).unwrap_or(u32::MAX);
+        self.since += HEARD_PAUSE * pauses;
+        self.left = self.left.saturating_add(pauses).min(HEARD_AT_ONCE);
+        let Some(left) = self.left.checked_sub(1) else { return false };
+        self.left = left;
+        true
     }
 }
 
@@ -655,4 +679,21 @@ fn like_the_job(start: &Frame, twin: &Twin) -> std::result::Result<Frame, String
         return Err("the command and the job's environment are too long".into());
     }
     Ok(Frame::new(Kind::Start, start.stream, request))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_that_has_said_much_is_heard_at_once_again_after_a_while() {
+        let begin = Instant::now();
+        let mut patience = Patience::new(begin);
+        let heard = |patience: &mut Patience, now| (0..1000).take_while(|_| patience.hears(now)).count();
+        assert_eq!(heard(&mut patience, begin), 256);
+        assert_eq!(heard(&mut patience, begin + HEARD_PAUSE / 2), 0);
+        assert_eq!(heard(&mut patience, begin + HEARD_PAUSE), 1);
+        assert_eq!(heard(&mut patience, begin + HEARD_PAUSE * 11), 10);
+        assert_eq!(heard(&mut patience, begin + HEARD_PAUSE * 100_000), 256);
+    }
 }

@@ -130,23 +130,42 @@ impl Run<'_> {
     pub(super) fn report_lost_files(&self, switch: &Switch, machines: &[Machine]) {
         (0..machines.len()).for_each(|vm| switch.ask_changes(vm));
         let deadline = Instant::now() + CHANGES_LIMIT;
-        let mut missing = machines.len();
-        let mut lost = LostFiles::default();
-        while missing > 0 {
-            match self.next(Some(deadline)) {
-                Ok(Event::Switch(switch::News::Changes { vm, changes })) => {
-                    missing -= 1;
-                    lost.add(&machines[vm].name, changes);
+        let names: Vec<&str> = machines.iter().map(|machine| machine.name.as_str()).collect();
+        let lost = lists_of(&names, || {
+            loop {
+                match self.next(Some(deadline)) {
+                    Ok(Event::Switch(news)) => return Some(news),
+                    Ok(_) => {}
+                    Err(_) => return None,
                 }
-                Ok(Event::Switch(switch::News::Lost { .. })) => missing -= 1,
-                Ok(_) => {}
-                Err(_) => break,
             }
-        }
+        });
         for line in lost.lines() {
             tell!("{line}");
         }
     }
+}
+
+/// What the VMs called `names` list, by the news that `next` gives until there is none in time.
+fn lists_of(names: &[&str], mut next: impl FnMut() -> Option<switch::News>) -> LostFiles {
+    let mut lost = LostFiles::default();
+    let mut missing: BTreeSet<usize> = (0..names.len()).collect();
+    // A VM that is gone, or goes later, has said by then what it could.
+    let mut gone = BTreeSet::new();
+    while missing.difference(&gone).next().is_some() {
+        match next() {
+            Some(switch::News::Changes { vm, changes }) => {
+                if missing.remove(&vm) {
+                    lost.add(names[vm], changes);
+                }
+            }
+            Some(switch::News::Lost { vm, .. }) => drop(gone.insert(vm)),
+            Some(_) => {}
+            None => break,
+        }
+    }
+    missing.into_iter().for_each(|vm| lost.add_unknown(names[vm]));
+    lost
 }
 
 fn lost(machine: &Machine, why: &str) -> Error {
@@ -273,6 +292,35 @@ impl Daemons {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_vm_whose_list_does_not_come_is_named() {
+        use crate::switch::News;
+        use isthmus_guest::control::Changes;
+        let list = |vm| {
+            let changes = Changes { files: vec![("/srv/result".into(), 5)], ..Changes::default() };
+            News::Changes { vm, changes }
+        };
+        let gone = |vm| News::Lost { vm, why: "its process ended".into() };
+        let lines = |news: Vec<News>| {
+            let mut news = news.into_iter();
+            lists_of(&["vm0", "vm1", "vm2"], || news.next()).lines()
+        };
+        let unknown = |lines: &[String]| {
+            let named = lines.iter().filter_map(|line| line.split_once(" did not say in time"));
+            named.map(|(vm, _)| vm.to_owned()).collect::<Vec<_>>()
+        };
+        let all = lines(vec![list(1), list(0), list(2)]);
+        assert!(unknown(&all).is_empty() && all.len() == 4, "{all:?}");
+        assert_eq!(unknown(&lines(vec![list(1)])), ["vm0", "vm2"]);
+        // A VM that goes after it has said all is counted once: the others are waited for.
+        let all = lines(vec![list(0), gone(0), list(0), list(1), list(2)]);
+        assert!(
+            unknown(&all).is_empty() && all.iter().any(|line| line.contains("vm2:/srv/result")),
+            "{all:?}"
+        );
+        assert_eq!(unknown(&lines(vec![list(0), gone(1), list(2)])), ["vm1"]);
+    }
 
     #[test]
     fn a_remote_shell_that_was_turned_away_is_an_error_also_where_another_daemon_ran() {
