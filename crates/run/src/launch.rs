@@ -14,10 +14,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use isthmus_attach::daemon::not_ignored;
+use isthmus_region::room::limit_told;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, wait};
-use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGSTOP, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGSTOP, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 use crate::error::tell;
@@ -35,6 +37,11 @@ pub const RANK_VARIABLE: &str = "ISTHMUS_RANK";
 pub const SIZE_VARIABLE: &str = "ISTHMUS_SIZE";
 /// This host, among hosts.
 pub const HERE: &str = "localhost";
+
+/// How long the others may take to end where one cannot be started.
+const GRACE: Duration = Duration::from_secs(5);
+/// How often to look for that.
+const TICK: Duration = Duration::from_millis(20);
 
 /// The host of each of so many processes.
 fn places(hosts: &[Host], map: Map, count: u32) -> Vec<String> {
@@ -114,22 +121,23 @@ pub fn main(args: &[OsString]) -> i32 {
         return ExitCode::FAILURE;
     }
     let program = beside(program);
-    let mut first_bad = None;
+    let (mut first_bad, mut patience) = (None, None);
     for (rank, host) in hosts.iter().enumerate() {
         match start(rank, hosts.len(), host, &program, rest, &processes) {
             Ok(true) => {}
             // Those that run have the signal, and this one would never get it.
             Ok(false) => break,
             Err((status, why)) => {
-                tell!("cannot start process {rank} on {host}: {why}");
+                tell!("cannot start process {rank} on {host}: {why}{}", limit_told(&why));
                 first_bad.get_or_insert(status);
                 // Without one of them the job makes no sense.
                 processes.signal(SIGTERM);
+                patience = Some(Instant::now() + GRACE);
                 break;
             }
         }
     }
-    wait_for_all(&processes, &hosts, first_bad)
+    wait_for_all(&processes, &hosts, first_bad, patience)
 }
 
 /// A bare name that is not on the PATH is a program of this directory, as MPIs' launchers have it.
@@ -190,8 +198,13 @@ fn pass_signals_on(processes: &Arc<Processes>) -> io::Result<()> {
         .map(drop)
 }
 
-/// Returns once all have ended: 0, or the status of the first that failed.
-fn wait_for_all(processes: &Processes, hosts: &[&str], bad_already: Option<i32>) -> i32 {
+/// Returns once all have ended: 0, or the status of the first that failed. Those that live at `patience` are killed.
+fn wait_for_all(
+    processes: &Processes,
+    hosts: &[&str],
+    bad_already: Option<i32>,
+    mut patience: Option<Instant>,
+) -> i32 {
     let mut first_bad = bad_already;
     let (mut left, is_whole) = {
         let list = processes.lock();
@@ -200,8 +213,17 @@ fn wait_for_all(processes: &Processes, hosts: &[&str], bad_already: Option<i32>)
         (list.all.len(), is_whole)
     };
     while left > 0 {
-        let (pid, ended) = match wait(WaitOptions::empty()) {
+        if patience.take_if(|until| Instant::now() >= *until).is_some() {
+            processes.signal(SIGKILL);
+        }
+        let options = if patience.is_some() { WaitOptions::NOHANG } else { WaitOptions::empty() };
+        let (pid, ended) = match wait(options) {
             Ok(Some(ended)) => ended,
+            // No thread sees to it, since there may be none left to be had.
+            Ok(None) if patience.is_some() => {
+                thread::sleep(TICK);
+                continue;
+            }
             Ok(None) | Err(rustix::io::Errno::INTR) => continue,
             Err(_) => return first_bad.unwrap_or(ExitCode::FAILURE),
         };

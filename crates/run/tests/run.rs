@@ -839,6 +839,36 @@ fn without_an_mpi_the_first_failure_is_the_status_and_others_go_on() {
 }
 
 #[test]
+fn where_a_process_cannot_be_started_those_that_ignore_signals_are_killed() {
+    if !rustix::process::geteuid().is_root() {
+        skip("needs root, to become a user without other processes");
+        return;
+    }
+    // Where that user may execute it.
+    let dir =
+        tempfile::Builder::new().permissions(std::os::unix::fs::PermissionsExt::from_mode(0o755)).tempdir();
+    let own = dir.unwrap();
+    let own = own.path().join("bare");
+    fs::copy(program(), &own).unwrap();
+    // The launcher, its thread, and the first process, which ignores the signal as a program that executes it does.
+    let words = ["60", "prlimit", "--nproc=3", "setpriv", "--reuid=54329", "--regid=54329", "--clear-groups"];
+    let script = "trap '' TERM; exec sleep 100";
+    let begin = Instant::now();
+    let launch = Command::new("timeout")
+        .args(words)
+        .arg(&own)
+        .args(["launch", "localhost,localhost", "sh", "-c", script])
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&launch.stderr);
+    assert_eq!(launch.status.code(), Some(126), "{said}");
+    assert!(said.contains("cannot start process 1") && said.contains("ulimit -u"), "{said}");
+    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
+}
+
+#[test]
 fn without_an_mpi_all_input_reaches_the_first_process_and_its_end_too() {
     let vms = if may_stand_in() { &[0, 2][..] } else { &[0] };
     for vms in vms {
