@@ -1779,6 +1779,64 @@ CASE(thread_cancelled, "semop is no point of cancellation, nor are those that ma
 	JOIN(pid);
 }
 
+/* What a thread allocates or frees in its calls with signals open: the handler of one that comes then must not make calls. */
+static _Thread_local volatile bool is_watched;
+static atomic_int allocations_open;
+extern void *__libc_malloc(size_t bytes), *__libc_calloc(size_t count, size_t bytes);
+extern void __libc_free(void *at);
+
+static void note_allocation(void)
+{
+	sigset_t now;
+	if (is_watched && !pthread_sigmask(SIG_BLOCK, NULL, &now) && !sigismember(&now, SIGUSR1))
+		atomic_fetch_add(&allocations_open, 1);
+}
+
+void *malloc(size_t bytes)
+{
+	note_allocation();
+	return __libc_malloc(bytes);
+}
+
+void *calloc(size_t count, size_t bytes)
+{
+	note_allocation();
+	return __libc_calloc(count, bytes);
+}
+
+void free(void *at)
+{
+	if (at)
+		note_allocation();
+	__libc_free(at);
+}
+
+static void *first_calls(void *arg)
+{
+	const int *ids = arg;
+	struct { long type; char text[64]; } message = {1, "text"};
+	is_watched = true;
+	int done = semop1(ids[0], 0, 1, 0) || semop1(ids[0], 0, -1, 0);
+	int sent = msgsnd(ids[1], &message, sizeof message.text, 0);
+	ssize_t received = msgrcv(ids[1], &message, sizeof message.text, 0, 0);
+	is_watched = false;
+	return done || sent || received != sizeof message.text ? arg : NULL;
+}
+
+CASE(thread_allocates, "A thread's first calls allocate nothing while a signal's handler, which may make calls, may come; signal-safety(7)")
+{
+	int ids[] = {new_sem(1), new_msg()};
+	pthread_t thread;
+	void *failed;
+	/* One that uses what the process has used, and one that finds it. */
+	for (int round = 0; round < 2; round++) {
+		CHECK(pthread_create(&thread, NULL, first_calls, ids) == 0);
+		pthread_join(thread, &failed);
+		CHECK(failed == NULL);
+		EQUAL(atomic_load(&allocations_open), 0);
+	}
+}
+
 CASE(thread_waits, "The thread sleeps, and others of its process do not; semncnt counts threads; semop(2)")
 {
 	int id = new_sem(2);

@@ -1,6 +1,6 @@
 //! Who calls: effective user and groups, asked for once, and again after a call that changes them.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::{Arc, OnceLock};
 
@@ -12,6 +12,8 @@ use isthmus_sysv::Caller;
 static VERSION: Count = Count::new(0);
 
 thread_local! {
+    /// Whether there has ever been anything in `KNOWN`. Its first use registers a destructor, which allocates: with all signals blocked.
+    static HAS_ASKED: Cell<bool> = const { Cell::new(false) };
     /// What this thread knows, and the version that it was looked up for. No lock: a signal's handler may call, and a child be forked.
     static KNOWN: RefCell<Option<(u64, Arc<Caller>)>> = const { RefCell::new(None) };
 }
@@ -19,13 +21,15 @@ thread_local! {
 /// The calling process's user and groups.
 pub(crate) fn caller() -> Arc<Caller> {
     let version = VERSION.get();
-    let known = KNOWN.try_with(|known| {
+    let lookup = |known: &RefCell<Option<(u64, Arc<Caller>)>>| {
         let known = known.try_borrow().ok()?;
         known.as_ref().filter(|(of, _)| *of == version).map(|(_, caller)| Arc::clone(caller))
-    });
-    known.ok().flatten().unwrap_or_else(|| {
+    };
+    let known = if HAS_ASKED.get() { KNOWN.try_with(lookup).ok().flatten() } else { None };
+    known.unwrap_or_else(|| {
         let _blocked = Blocked::new();
         let caller = Arc::new(Caller::current());
+        HAS_ASKED.set(true);
         let _ = KNOWN.try_with(|known| {
             if let Ok(mut known) = known.try_borrow_mut() {
                 *known = Some((version, Arc::clone(&caller)));

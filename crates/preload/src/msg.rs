@@ -1,6 +1,6 @@
 //! msgget(2), msgop(2), msgctl(2): the pointers and structures of the man pages.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_long, c_void};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -71,24 +71,29 @@ struct Last {
 }
 
 thread_local! {
+    /// Whether there has ever been one in `LAST`. Its first use registers a destructor, which allocates: with all signals blocked.
+    static HAS_USED: Cell<bool> = const { Cell::new(false) };
     static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
 }
 
 /// The queue with an id. `EINVAL` if there is none any more.
 fn queue(id: c_int) -> Result<Arc<Open>> {
     let ipc = here::ipc()?;
-    let known = LAST.try_with(|last| {
+    let lookup = |last: &RefCell<Option<Last>>| {
         let last = last.try_borrow().ok()?;
         let last = last.as_ref().filter(|last| last.id == id && std::ptr::eq(last.ipc, ipc))?;
         last.open.upgrade().filter(|open| !open.is_removed())
-    });
-    if let Ok(Some(open)) = known {
+    };
+    if HAS_USED.get()
+        && let Ok(Some(open)) = LAST.try_with(lookup)
+    {
         return Ok(open);
     }
     let _blocked = Blocked::new();
     let _uncancelled = Uncancelled::new();
     let open = ipc.queue(id)?;
     let last = Last { ipc, id, open: Arc::downgrade(&open) };
+    HAS_USED.set(true);
     let _ = LAST.try_with(|known| known.try_borrow_mut().map(|mut known| *known = Some(last)));
     Ok(open)
 }

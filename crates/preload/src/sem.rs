@@ -42,7 +42,7 @@ impl Near {
 }
 
 thread_local! {
-    /// Whether there has ever been one in `SETS`, whose first use allocates.
+    /// Whether there has ever been one in `SETS`. Its first use registers a destructor, which allocates: with all signals blocked.
     static HAS_USED: Cell<bool> = const { Cell::new(false) };
     static SETS: RefCell<[Option<Near>; NEAR]> = const { RefCell::new([const { None }; NEAR]) };
 }
@@ -140,7 +140,7 @@ fn run(id: c_int, ops: &[Op], limit: Option<Duration>) -> Result<c_int> {
     let ipc = here::ipc()?;
     let wanted = wanted(ops);
     // Nothing waits while the thread's sets are borrowed, since the handler of a signal may need them.
-    let near = SETS.try_with(|sets| {
+    let lookup = |sets: &RefCell<[Option<Near>; NEAR]>| {
         let sets = sets.try_borrow().ok()?;
         let near = sets.iter().flatten().find(|near| near.id == id && std::ptr::eq(near.ipc, ipc))?;
         if !near.allows(wanted) {
@@ -150,7 +150,8 @@ fn run(id: c_int, ops: &[Op], limit: Option<Duration>) -> Result<c_int> {
             Ok(false) => Err(Arc::clone(&near.set)),
             done => Ok(done),
         })
-    });
+    };
+    let near = if HAS_USED.get() { SETS.try_with(lookup) } else { Ok(None) };
     match near {
         Ok(Some(Ok(done))) => done.map(|_| 0),
         Ok(Some(Err(set))) => wait(set, ops, limit),
@@ -179,6 +180,9 @@ pub(crate) fn forget() {
 
 /// Lets go of the sets of this thread that are no use any more.
 fn forget_removed() {
+    if !HAS_USED.get() {
+        return;
+    }
     let is_ours = |near: &Near| here::ipc().is_ok_and(|ipc| std::ptr::eq(near.ipc, ipc));
     let _ = SETS.try_with(|sets| {
         let Ok(mut sets) = sets.try_borrow_mut() else { return };

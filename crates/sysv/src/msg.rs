@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex};
 use isthmus_region::local::LocalBuf;
 use isthmus_region::objects::{Kind, ObjectInfo, sysv};
 use isthmus_region::shared_by_threads::Count;
-use isthmus_region::signals::{self, Guarded};
+use isthmus_region::signals::{self, Blocked, Guarded};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
@@ -146,6 +146,8 @@ impl Open {
 
     #[cold]
     fn look_up(&self, known: &Known, who: &impl Who, wanted: u32) -> Result<()> {
+        // What is read of the entry is allocated.
+        let _blocked = Blocked::new();
         let version = who.version();
         let info = self.used.check(&who.caller(), wanted)?;
         known.set(sysv::rights(&info, self.used.peer()), version);
