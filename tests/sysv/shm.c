@@ -1454,3 +1454,46 @@ CASE(remap_in_part, "SHM_REMAP replaces a mapping in the range; shmdt detaches w
 	OK(shmdt(at + PAGE));
 	FAILS(shmdt(at + PAGE), EINVAL);
 }
+
+/* Where in its file a mapping begins that has an address, and how far into it that is. */
+static off_t place_of(const char *address)
+{
+	unsigned long low, high, offset;
+	off_t place = -1;
+	char *line = NULL;
+	size_t bytes = 0;
+	FILE *maps = fopen("/proc/self/maps", "r");
+	CHECK(maps != NULL);
+	while (getline(&line, &bytes, maps) > 0)
+		if (sscanf(line, "%lx-%lx %*s %lx", &low, &high, &offset) == 3 && low <= (unsigned long)address && (unsigned long)address < high)
+			place = offset + ((unsigned long)address - low);
+	free(line);
+	fclose(maps);
+	CHECK(place >= 0);
+	return place;
+}
+
+CASE(remap_beside_a_file, "shmdt detaches the segment, and not what the program has mapped over it since, from whatever file; shmop(2)")
+{
+	int under = OK(keep_shm(shmget(IPC_PRIVATE, 4 * PAGE, 0600)));
+	int over = OK(keep_shm(shmget(IPC_PRIVATE, PAGE, 0600)));
+	char *at = shmat(under, NULL, 0);
+	CHECK(at != (void *)-1);
+	CHECK(shmat(over, at + PAGE, SHM_REMAP) == at + PAGE);
+	/* A name that is no UTF-8, and the place in the file that the segment has there in its own. */
+	int file = OK(memfd_create("\xff\xfe", MFD_CLOEXEC));
+	off_t place = place_of(at + 3 * PAGE);
+	OK(ftruncate(file, place + PAGE));
+	CHECK(mmap(at + 3 * PAGE, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, place) == at + 3 * PAGE);
+	at[3 * PAGE] = 5;
+	OK(shmdt(at));
+	struct shmid_ds stat;
+	OK(shmctl(under, IPC_STAT, &stat));
+	EQUAL(stat.shm_nattch, 0);
+	unsigned char there;
+	FAILS(mincore(at, PAGE, &there), ENOMEM);
+	FAILS(mincore(at + 2 * PAGE, PAGE, &there), ENOMEM);
+	EQUAL(at[3 * PAGE], 5);
+	at[PAGE] = 2;
+	OK(shmdt(at + PAGE));
+}

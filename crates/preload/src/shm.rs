@@ -29,6 +29,8 @@ struct Span {
     offset: u64,
 }
 
+type FileId = (u64, u64);
+
 /// Where a segment is mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
@@ -49,6 +51,8 @@ pub(crate) struct Mapped {
     protection: ProtFlags,
     what: Attached,
     span: Span,
+    /// Device and number of its file; none if the system does not say.
+    file: Option<FileId>,
     /// Another segment lies over a part of it.
     is_cut: bool,
 }
@@ -119,13 +123,15 @@ fn attach(id: i32, address: usize, flags: i32) -> Result<usize> {
         (_, 0) => Place::Free,
         _ => Place::Over,
     };
-    let mapped = file.and_then(|file| map(&what, address, place, protection, file.as_fd()));
+    let mapped = file.and_then(|file| {
+        map(&what, address, place, protection, file.as_fd()).map(|(at, span)| (at, span, file.identity()))
+    });
     match mapped {
-        Ok((address, span)) => {
+        Ok((address, span, file)) => {
             if flags & REMAP != 0 {
                 forget_under(state, ipc, address, usize::try_from(what.mapped()).unwrap_or(0));
             }
-            state.mapped.push(Mapped { address, protection, what, span, is_cut: false });
+            state.mapped.push(Mapped { address, protection, what, span, file, is_cut: false });
             Ok(address)
         }
         Err(e) => {
@@ -249,11 +255,12 @@ fn unmap(gone: &Mapped) -> Result<()> {
     let maps = memory::mappings().map_err(|_| Errno::NOMEM)?;
     let end = gone.address.saturating_add(gone.bytes());
     // A file's name need not be UTF-8.
-    for (low, high, offset) in String::from_utf8_lossy(&maps).lines().filter_map(range) {
-        let (from, to) = (low.max(gone.address), high.min(end));
-        // Another segment has another place in the file.
-        let is_it = (offset + from as u64).checked_sub(low as u64)
-            == Some(gone.span.offset + (from - gone.address.min(from)) as u64);
+    for line in String::from_utf8_lossy(&maps).lines().filter_map(shared) {
+        let (from, to) = (line.low.max(gone.address), line.high.min(end));
+        // Another segment has another place in the file, and what else the program maps there another file.
+        let is_it = gone.file.is_none_or(|file| file == line.file)
+            && (line.offset + from as u64).checked_sub(line.low as u64)
+                == Some(gone.span.offset + (from - gone.address.min(from)) as u64);
         if from < to && is_it {
             unmap(from, to - from)?;
         }
@@ -261,13 +268,26 @@ fn unmap(gone: &Mapped) -> Result<()> {
     Ok(())
 }
 
-/// Addresses and offset of a shared mapping, from a line of proc_pid_maps(5).
-fn range(line: &str) -> Option<(usize, usize, u64)> {
+/// A shared mapping, as proc_pid_maps(5) has it.
+#[derive(Debug, PartialEq, Eq)]
+struct Shared {
+    low: usize,
+    high: usize,
+    offset: u64,
+    file: FileId,
+}
+
+/// What a line of proc_pid_maps(5) says, if that is of a shared mapping.
+fn shared(line: &str) -> Option<Shared> {
     let mut words = line.split_ascii_whitespace();
     let (low, high) = words.next()?.split_once('-')?;
     words.next().filter(|access| access.ends_with('s'))?;
     let offset = u64::from_str_radix(words.next()?, 16).ok()?;
-    Some((usize::from_str_radix(low, 16).ok()?, usize::from_str_radix(high, 16).ok()?, offset))
+    let (major, minor) = words.next()?.split_once(':')?;
+    let device =
+        rustix::fs::makedev(u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
+    let [low, high] = [low, high].map(|at| usize::from_str_radix(at, 16).ok());
+    Some(Shared { low: low?, high: high?, offset, file: (device, words.next()?.parse().ok()?) })
 }
 
 /// In a forked child, before it maps anything: keeps the addresses of its parent's segments, where nothing is now. Gives for each
@@ -492,4 +512,19 @@ fn filled(ipc: &Ipc, stat: &Stat) -> libc::shmid_ds {
     ds.shm_lpid = number(ipc, stat.last.0, stat.last.1);
     ds.shm_nattch = stat.count;
     ds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_mappings_are_told_by_their_files() {
+        let line =
+            "7f0a2000-7f0a5000 rw-s 00003000 00:01 1027                       /memfd:\u{fffd} (deleted)";
+        let file = (rustix::fs::makedev(0, 1), 1027);
+        assert_eq!(shared(line), Some(Shared { low: 0x7f0a_2000, high: 0x7f0a_5000, offset: 0x3000, file }));
+        let others = [&line.replace("rw-s", "rw-p"), "", "7f0a2000-7f0a5000 rw-s 00003000 00:01"];
+        others.into_iter().for_each(|line| assert_eq!(shared(line), None));
+    }
 }

@@ -47,6 +47,11 @@ impl Kept {
         !self.is_closed.is_set() && self.identity.is_some() && identity_of(self.as_fd()) == self.identity
     }
 
+    /// Device and number of its file; none if the system did not say.
+    pub fn identity(&self) -> Option<(u64, u64)> {
+        self.identity
+    }
+
     /// Whether this process is the one that kept it, and not a forked child.
     pub fn is_own(&self) -> bool {
         rustix::process::getpid() == self.pid
