@@ -292,7 +292,11 @@ struct isthmus_transaction;
 struct isthmus_space_shape {
 	uint32_t slots;     /* threads that commit at the same time; a process keeps up to 16 of them: up to 512; default 64 */
 	uint32_t locks;     /* a power of two up to 2^20; default 2048. Each guards some lines of 64 bytes */
-	uint32_t log_bytes; /* for one commit: 8, 8 for each line touched, 24 and its bytes for each write; default 4096 */
+	/*
+	 * For one commit: 8, 8 for each line touched, 24 and its bytes in whole words of 8 for each write. Rounded up to a multiple of 64;
+	 * up to 2^20; default 4096
+	 */
+	uint32_t log_bytes;
 };
 
 /*

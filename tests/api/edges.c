@@ -362,6 +362,18 @@ static void transactions(struct isthmus *here)
 	EXPECT(isthmus_segment_open(here, "mini", ISTHMUS_CREATE, 0600, 4096, &segment), 0);
 	EXPECT(isthmus_segment_open(here, "mini", ISTHMUS_READ, 0600, 0, &read_only), 0);
 	EXPECT(isthmus_space_open(here, "mini", 0600, &wrong, &space), ISTHMUS_EINVAL);
+	/* A sum that is no multiple of 64 is rounded up, by all. */
+	struct isthmus_space_shape summed = {.slots = 8, .locks = 64, .log_bytes = 8 + 8 + 24 + 8};
+	struct isthmus_space_shape rounded = {.slots = 8, .locks = 64, .log_bytes = 64};
+	EXPECT(isthmus_space_open(here, "summed", 0600, &summed, &space), 0);
+	EXPECT(isthmus_space_open(here, "summed", 0600, &rounded, &again), 0);
+	isthmus_space_close(again);
+	isthmus_space_close(space);
+	EXPECT(isthmus_space_unlink(here, "summed"), 0);
+	summed.log_bytes = (1u << 20) + 1;
+	EXPECT(isthmus_space_open(here, "summed", 0600, &summed, &space), ISTHMUS_EINVAL);
+	summed.log_bytes = UINT32_MAX;
+	EXPECT(isthmus_space_open(here, "summed", 0600, &summed, &space), ISTHMUS_EINVAL);
 	EXPECT(isthmus_space_open(here, "mini", 0600, &small, &space), 0);
 	EXPECT(isthmus_space_open(here, "mini", 0600, &other, &again), ISTHMUS_EEXIST);
 	EXPECT(isthmus_space_add(space, NULL, &id), ISTHMUS_EINVAL);

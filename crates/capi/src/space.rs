@@ -52,6 +52,9 @@ const COMMITTED: c_int = 0;
 const COMPARE_FAILED: c_int = 1;
 const LOCK_FAILED: c_int = 2;
 
+/// A log's length is a multiple of this.
+const LINE: u32 = 64;
+
 /// Opens or makes a space.
 ///
 /// # Safety
@@ -72,7 +75,9 @@ pub unsafe extern "C" fn isthmus_space_open(
         let shape = unsafe { object(shape) }.map_or(usual, |s| Shape {
             slots: given(s.slots, usual.slots),
             locks: given(s.locks, usual.locks),
-            log_bytes: given(s.log_bytes, usual.log_bytes),
+            // The sum that the header names is rounded up here, before anybody compares it: all processes agree, and a shape that is too
+            // large stays so.
+            log_bytes: given(s.log_bytes, usual.log_bytes).checked_next_multiple_of(LINE).unwrap_or(u32::MAX),
         });
         // SAFETY: by this function's contract, `called` is null or a string that ends in a zero.
         let opened = unsafe { name(attached, called, mode) }?.space(shape)?;

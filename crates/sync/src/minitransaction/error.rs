@@ -54,7 +54,7 @@ pub enum Error {
     },
     /// The transaction does not fit into a log.
     #[error(
-        "the minitransaction takes {needed} bytes of log and there are {limit}: 8 for each of its {locks} locks, and 24 and its bytes for each write; use several, or a shape with more log_bytes"
+        "the minitransaction takes {needed} bytes of log and there are {limit}: 8 for each of its {locks} locks, and 24 and its bytes in whole words of 8 for each write; use several, or a shape with more log_bytes"
     )]
     TooLarge {
         /// Bytes of log that it takes.
