@@ -11,6 +11,7 @@
  * Rules for all of it, unless a function says otherwise:
  * - Functions that can fail return 0 or a negative ISTHMUS_E...; isthmus_error() then says in words what was wrong.
  * - All functions may be called from any thread, also on the same object; the one that closes an object comes last.
+ * - No call is a point of cancellation (pthread_cancel()).
  * - Names are UTF-8 of 1 to 127 bytes; each kind of object has names of its own. They are the same on the host and in all
  *   of its VMs. Lengths are in bytes.
  * - Objects stay, with their contents, until they are unlinked and no process has them open, or the region ends.
@@ -88,13 +89,13 @@ struct isthmus_segment;
 /* How to open. Without the first two, a segment must be there. */
 #define ISTHMUS_CREATE 1    /* make it, all zeros, if there is none */
 #define ISTHMUS_EXCLUSIVE 2 /* with ISTHMUS_CREATE: there must be none */
-#define ISTHMUS_READ 4      /* for reading: the data must not be written, which nothing but the mode enforces */
+#define ISTHMUS_READ 4      /* not with ISTHMUS_CREATE. For reading: the data must not be written, which nothing but the mode enforces */
 #define ISTHMUS_TRANSIENT 8 /* with ISTHMUS_CREATE: its name ends with the process that makes it, however that ends */
 
 /*
  * Opens the segment called `name`. `mode` (as of a file, 0600 for instance) and `len` apply if it is made by this call; an
  * existing one keeps its own. Errors: ISTHMUS_ENOTFOUND, ISTHMUS_EEXIST, ISTHMUS_EACCESS, ISTHMUS_EFULL,
- * ISTHMUS_EINVAL, ISTHMUS_ENOSERVICE.
+ * ISTHMUS_EINVAL (also for flags that do not go together), ISTHMUS_ENOSERVICE.
  */
 int isthmus_segment_open(struct isthmus *here, const char *name, unsigned flags, unsigned mode, size_t len,
 			 struct isthmus_segment **segment);
