@@ -49,7 +49,7 @@ impl Kept {
 
     /// Device and number of its file; none if the system did not say.
     pub fn identity(&self) -> Option<(u64, u64)> {
-        self.identity
+        self.identity.map(|(device, number, _)| (device, number))
     }
 
     /// Whether this process is the one that kept it, and not a forked child.
