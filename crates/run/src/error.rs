@@ -74,13 +74,15 @@ pub enum Error {
     },
     /// The VMs could write the run's own directories.
     #[error(
-        "the VMs could write {}, and in it {}, where this run would keep programs that the host executes: share a directory below it instead (the working directory is shared, too, without --read-only), or set XDG_RUNTIME_DIR to a directory of yours elsewhere if it is not /dev/shm", .share.display(), .place.display()
+        "the VMs could write {}, and in it {}, where this run would keep what the host executes or maps: share a directory below it instead (without --read-only the working directory is shared, too){or}", .share.display(), .place.display()
     )]
     Share {
         /// What they could write.
         share: PathBuf,
-        /// Where the run's directory would be.
+        /// Where the run's directory, or its twin, would be.
         place: PathBuf,
+        /// Another way out, if there is one.
+        or: &'static str,
     },
     /// The provider library is not where it belongs.
     #[error(

@@ -63,16 +63,20 @@ pub fn choose(shares: &[PathBuf]) -> Result<PathBuf> {
             && rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).is_ok()
     };
     let share_of = |dir: &Path| shares.iter().find(|share| is_inside(dir, share));
-    let refused =
-        |share: &PathBuf, place: &Path| Error::Share { share: share.clone(), place: place.to_owned() };
+    let refused = |share: &PathBuf, place: &str, or| {
+        Err(Error::Share { share: share.clone(), place: place.into(), or })
+    };
     if let Some(share) = share_of(Path::new(SHARED)) {
-        return Err(refused(share, Path::new(SHARED)));
+        return refused(share, SHARED, "");
     }
     let places = places();
     let base = match places.iter().find(|place| is_there(place) && share_of(place).is_none()) {
         Some(place) => place.clone(),
         None => match shares.iter().find(|share| is_inside(Path::new("/tmp"), share)) {
-            Some(share) => return Err(refused(share, Path::new("/tmp"))),
+            Some(share) => {
+                let or = ", or set XDG_RUNTIME_DIR to a directory of yours elsewhere";
+                return refused(share, "/tmp", or);
+            }
             // The guardian says what is wrong with it.
             None => "/tmp".into(),
         },
