@@ -306,6 +306,12 @@ impl Loop {
         events
     }
 
+    /// Takes the end of the connection of a process that has died with this area, if it was undecided.
+    pub(super) fn died_undecided(&mut self, area: u32) -> Option<Event> {
+        let at = self.undecided.iter().position(|end| end.area == area)?;
+        Some(self.undecided.remove(at).into_event(Ending::Died))
+    }
+
     /// Waits for those that may be dying, a few milliseconds for all together.
     pub(super) fn await_the_dying(&self) {
         for end in &self.undecided {

@@ -372,13 +372,15 @@ impl Loop {
         if is_due {
             self.held_next = now + TICK;
         }
-        let ends = self.decided(now);
+        let mut ends = self.decided(now);
         for area in self.writer.held() {
             match self.lingering.get(&area) {
                 Some(Lingering { pidfd, .. }) if !is_dead(pidfd, AT_ONCE) => continue,
                 Some(Lingering { pidfd, .. }) => {
                     let _ = epoll::delete(&self.epoll, pidfd);
                     self.lingering.remove(&area);
+                    // It may have died since they were decided: what is taken back takes its time.
+                    ends.extend(self.died_undecided(area));
                 }
                 // Whether others still change its memory is written all over the region.
                 None if !is_due => continue,
