@@ -179,23 +179,25 @@ fn ranks_of_context(mut words: &[OsString]) -> Option<u32> {
 const COUNTS: [&str; 4] = ["n", "np", "c", "nprocs"];
 
 /// Options with two values.
-const TWO_VALUES: [&str; 10] =
-    ["mca", "omca", "gmca", "pmca", "prtemca", "pmixmca", "gpmixmca", "gprtemca", "env", "genv"];
+#[rustfmt::skip]
+const TWO_VALUES: [&str; 12] = [
+    "mca", "omca", "gmca", "pmca", "prtemca", "pmixmca", "gpmixmca", "gprtemca", "append-env", "prepend-env", "env", "genv",
+];
 
 /// Options with one value: of PRRTE and ORTE, of Hydra, and of Intel's.
 #[rustfmt::skip]
-const ONE_VALUE: [&str; 109] = [
-    "add-host", "add-hostfile", "am", "app", "appfile", "bind-to", "cpu-list", "cpu-set", "cpus-per-proc", "cpus-per-rank",
-    "default-hostfile", "display", "dvm", "dvm-uri", "forward-signals", "fwd-environment", "H", "host", "hostfile", "initial-errhandler",
+const ONE_VALUE: [&str; 122] = [
+    "add-host", "add-hostfile", "am", "app", "appfile", "bind-to", "cartofile", "cf", "cpu-list", "cpu-set", "cpus-per-proc", "cpus-per-rank",
+    "debugger", "default-hostfile", "display", "dvm", "dvm-uri", "forward-signals", "fwd-environment", "gpu-support", "H", "hnp", "host", "hostfile", "initial-errhandler",
     "keepalive", "launch-agent", "machinefile", "map-by", "max-restarts", "max-vm-size", "mem-limit", "memory-limit", "N", "namespace",
     "npernode", "npersocket", "num-connect-retries", "ompi-server", "output", "output-directory", "output-filename", "path", "personality",
-    "pid", "prefix", "preload-files", "pset", "rank-by", "rankfile", "rf", "report-pid", "report-uri", "rtos", "runtime-options",
-    "server-wait-time", "slot-list", "stdin", "timeout", "tmpdir", "wd", "wdir", "with-ft", "x", "xterm",
+    "pid", "ppr", "prefix", "preload-files", "pset", "rank-by", "rankfile", "rf", "report-events", "report-pid", "report-uri", "rtos", "runtime-options",
+    "server-wait-time", "slot-list", "stdin", "timeout", "tmpdir", "wd", "unset-env", "wdir", "with-ft", "x", "xml-file", "xterm",
     "arch", "binding", "bootstrap", "bootstrap-exec", "bootstrap-exec-args", "branch-count", "ckpoint-interval", "ckpoint-num",
-    "ckpoint-prefix", "ckpointlib", "configfile", "demux", "envexcl", "envlist", "errfile-pattern", "f", "file", "genvexcl", "genvlist",
+    "ckpoint-prefix", "ckpointlib", "configfile", "demux", "envexcl", "envlist", "errfile", "errfile-pattern", "f", "file", "genvexcl", "genvlist",
     "gpath", "gpus-per-proc", "grr", "gtool", "gtoolfile", "gumask", "gwdir", "hostlist", "hosts", "hosts-group", "iface", "launcher",
-    "launcher-exec", "localhost", "logfile", "membind", "nameserver", "nodelist", "order-nodes", "outfile-pattern", "perhost", "pmi-port-range",
-    "port", "ppn", "prepend-pattern", "rmk", "soft", "topolib", "umask", "usize",
+    "launcher-exec", "localhost", "logfile", "membind", "memory-alloc-kinds", "nameserver", "nodelist", "order-nodes", "outfile", "outfile-pattern", "perhost", "pmi-port-range",
+    "port", "ppn", "prepend-pattern", "rankmap", "rmk", "soft", "topolib", "umask", "usize",
 ];
 
 /// How many values the option called `name` has, of the words that come after it. `option` is it with its second dash, if it has one.
@@ -207,12 +209,23 @@ fn values_of(option: &str, name: &str, rest: &[OsString]) -> usize {
         _ if TWO_VALUES.contains(&name) => 2,
         _ if ONE_VALUE.contains(&name) => 1,
         // With one dash Intel's value may be missing.
-        "tune" => usize::from(option.starts_with('-')),
+        "tune" => usize::from(option.starts_with('-') || !may_be_program(next)),
         // Whose input goes where, with Hydra; with Open MPI it has no value.
         "s" => usize::from(matches!(next, "all" | "none") || is_number(next)),
-        // No program is called like a number.
-        _ => usize::from(is_number(next)),
+        // One that is not known here has a value where its next word is no option and cannot be the program.
+        _ => usize::from(is_number(next) || !may_be_program(next)),
     }
+}
+
+/// Whether a word may be the program that the launcher is to start, as far as its looks and the PATH say. No program is called like a
+/// number, and one that is not there is none if it is a file that may not be executed, or no path.
+fn may_be_program(word: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_other_file = std::path::Path::new(word).is_file();
+    word.starts_with('-')
+        || word.is_empty()
+        || crate::named::is_program(word.as_ref(), &path).is_ok()
+        || (word.contains('/') && !is_other_file)
 }
 
 fn is_number(word: &str) -> bool {
@@ -252,6 +265,12 @@ mod tests {
             ("mpirun --tag-output --timeout 30 --np=6 ./heat", Some(6)),
             ("mpirun --new-option 7 -n 3 ./heat", Some(3)),
             ("mpirun --new-option ./heat -n 3", None),
+            ("mpirun --new-option my.conf -n 3 ./heat", Some(3)),
+            ("mpirun --new-option /etc/passwd -n 3 ./heat", Some(3)),
+            ("mpirun --new-option env -n 3 ./heat", None),
+            ("mpirun -tune my.conf -n 8 ./heat", Some(8)),
+            ("mpirun --oversubscribe -n 8 ./heat", Some(8)),
+            ("mpirun --prepend-env A b -outfile o -n 8 ./heat", Some(8)),
             // What starts the program is a program, too.
             ("mpirun -n 4 env A=b ./heat -n 100", Some(4)),
             ("mpirun numactl -N 0 taskset -c 3 ./heat", None),
