@@ -12,8 +12,8 @@
 //! for it in hundreds of files of /sys. The proxy has it neither open nor mapped, but keeps its name, so the name is
 //! looked for in the proxy's heap, at the same times.
 
-use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
 use std::io::Write;
 use std::mem::MaybeUninit;
@@ -43,6 +43,8 @@ const PROXY: &str = "hydra_pmi_proxy";
 const HEAP_LIMIT: u64 = 16 << 20;
 /// The file in the run's directory that holds what was seen, in each line a W or the path of a proxy's file.
 const LIST: &str = "mpich-files";
+/// The file there that was made when the run began, to be watched: its time says which files are older.
+const BEGUN: &str = "mpich-begun";
 /// How long the run is scanned for a process that has a new file. The file's maker maps it within microseconds; if no
 /// process of the run has it by then, it is another job's.
 const SCAN_FOR: Duration = Duration::from_millis(50);
@@ -65,6 +67,8 @@ impl Mapped {
     /// Begins to watch for the run in directory `dir`, from a thread of its own.
     pub(crate) fn watch(dir: &Path) -> Arc<Self> {
         let mapped = Arc::new(Self { dir: dir.to_owned(), seen: Mutex::default() });
+        // Without it no proxy's file is taken for the run's.
+        let _ = fs::write(dir.join(BEGUN), "");
         let me = Arc::clone(&mapped);
         // Without a watch, the run is scanned only before ranks are told to end.
         if let Ok(made) = watch_place() {
@@ -135,44 +139,45 @@ pub(crate) struct Notes {
     dir: PathBuf,
     /// How long processes may hold this up yet, all together.
     left: Cell<Duration>,
+    /// Those whose reading took too long, and goes on in a thread. They are not read again, however long they take to end.
+    stuck: RefCell<HashSet<Pid>>,
 }
 
 impl Notes {
     /// For the run in `dir`.
     pub(crate) fn new(dir: &Path) -> Self {
-        Self { dir: dir.to_owned(), left: Cell::new(HELD_UP) }
+        Self { dir: dir.to_owned(), left: Cell::new(HELD_UP), stuck: RefCell::default() }
     }
 
     /// Notes whose files process `pid` has.
     pub(crate) fn note(&self, pid: Pid) {
         let dir = self.dir.clone();
-        self.take(move || traces_of(&dir, pid.as_raw_nonzero().get()));
+        self.take(pid, move || traces_of(&dir, pid.as_raw_nonzero().get()));
     }
 
-    fn take(&self, traces: impl FnOnce() -> Vec<String> + Send + Clone + 'static) {
+    fn take(&self, pid: Pid, traces: impl FnOnce() -> Vec<String> + Send + 'static) {
+        if self.stuck.borrow().contains(&pid) {
+            return;
+        }
         let begun = Instant::now();
         let found = within(self.left.get().max(HELD_UP_EACH), traces);
         self.left.set(self.left.get().saturating_sub(begun.elapsed()));
+        if found.is_none() {
+            self.stuck.borrow_mut().insert(pid);
+        }
         let found: BTreeSet<String> = found.into_iter().flatten().collect();
         found.iter().for_each(|trace| write_down(&self.dir, trace));
     }
 }
 
-/// What `look` finds, if that takes no longer than `limit`; else it goes on by itself, and nobody hears of it.
-fn within<T: Send + 'static>(
-    limit: Duration,
-    look: impl FnOnce() -> T + Send + Clone + 'static,
-) -> Option<T> {
+/// What `look` finds, if that takes no longer than `limit`; else it goes on by itself, and nobody hears of it. None as well where no
+/// thread can be had for it.
+fn within<T: Send + 'static>(limit: Duration, look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (tell, found) = mpsc::sync_channel(1);
-    let aside = look.clone();
     let started = thread::Builder::new().name("maps".into()).spawn(move || {
-        let _ = tell.send(aside());
+        let _ = tell.send(look());
     });
-    match started {
-        Ok(_) => found.recv_timeout(limit).ok(),
-        // No thread can be had; a process that holds this up then is too much bad luck.
-        Err(_) => Some(look()),
-    }
+    started.ok().and_then(|_| found.recv_timeout(limit).ok())
 }
 
 /// Adds a job or a path to the list. Files of which none can be written down stay behind, as without isthmus.
@@ -266,7 +271,7 @@ fn topologies_of(dir: &Path, pid: i32) -> Option<Vec<String>> {
     if fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim_end() != PROXY {
         return None;
     }
-    let begin = fs::metadata(dir).ok()?.created().ok()?;
+    let begin = fs::metadata(dir.join(BEGUN)).ok()?.modified().ok()?;
     let of_the_run = |path: &String| {
         fs::symlink_metadata(path).is_ok_and(|meta| meta.modified().is_ok_and(|made| made >= begin))
     };
@@ -404,17 +409,21 @@ mod tests {
     fn a_process_that_cannot_be_read_holds_up_its_end_for_a_moment() {
         let dir = tempfile::tempdir().unwrap();
         let (notes, begun) = (Notes::new(dir.path()), Instant::now());
-        for number in 0..20 {
-            notes.take(|| {
+        let pid = |number| Pid::from_raw(number).unwrap();
+        for number in 1..=20 {
+            notes.take(pid(number), || {
                 loop {
                     thread::park();
                 }
             });
-            notes.take(move || vec![format!("a{number}")]);
+            notes.take(pid(100 + number), move || vec![format!("a{number}")]);
         }
         assert!(begun.elapsed() >= HELD_UP && begun.elapsed() < 5 * HELD_UP, "{:?}", begun.elapsed());
         let list = fs::read_to_string(dir.path().join(LIST)).unwrap();
         assert_eq!(list.lines().count(), 20, "{list}");
+        // Nor does it have a thread each time that it is looked at.
+        notes.take(pid(1), || vec!["b".to_owned()]);
+        assert_eq!(fs::read_to_string(dir.path().join(LIST)).unwrap(), list);
     }
 
     /// A number that no other test or job has at this moment.
