@@ -11,7 +11,7 @@ use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Mutex, OnceLock};
 
-use isthmus_lockfree::local::Count;
+use isthmus_lockfree::local::{Count, Flag};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -35,6 +35,8 @@ pub(crate) struct Bells {
     party: Party,
     uuid: [u64; 2],
     made: Count,
+    /// The system lets no filter be set.
+    refused: Flag,
     free: Mutex<Vec<Bell>>,
     ringer: OnceLock<Option<Kept>>,
 }
@@ -52,7 +54,14 @@ pub(crate) fn is_of(word: u64, peer: u32) -> bool {
 
 impl Bells {
     pub(crate) fn new(party: Party, uuid: [u64; 2]) -> Self {
-        Self { party, uuid, made: Count::new(0), free: Mutex::default(), ringer: OnceLock::new() }
+        Self {
+            party,
+            uuid,
+            made: Count::new(0),
+            refused: Flag::new(false),
+            free: Mutex::default(),
+            ringer: OnceLock::new(),
+        }
     }
 
     fn address(&self, word: u64) -> Result<SocketAddrUnix, Errno> {
@@ -79,6 +88,9 @@ impl Bells {
 
     fn make(&self) -> Option<Bell> {
         // First what fails where descriptors are short: the number of a bell that came to nothing serves no other.
+        if self.refused.is_set() {
+            return None;
+        }
         let socket = socket().ok()?;
         let number = self.made.add(1) + 1;
         if number > MOST {
@@ -87,7 +99,13 @@ impl Bells {
         }
         let word = word_of(self.party, number);
         // Before others find it.
-        take_alone(&socket, self.token(word)).ok()?;
+        if let Err(errno) = take_alone(&socket, self.token(word)) {
+            // A sandbox that forbids it does so each time.
+            if !matches!(errno, Errno::NOMEM | Errno::NOBUFS) {
+                let _ = self.refused.set();
+            }
+            return None;
+        }
         rustix::net::bind(&socket, &self.address(word).ok()?).ok()?;
         Some(Bell { socket: Kept::new(socket), word })
     }
