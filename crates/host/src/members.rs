@@ -475,14 +475,13 @@ mod tests {
         child.wait().unwrap();
     }
 
-    #[test]
-    fn a_vm_that_begins_anew_keeps_its_place_while_others_are_at_work_in_its_memory() {
+    /// VMs 'red' and 'blue': a process of the second is at work in the memory of the first, until the hold is released.
+    fn one_at_work_in_anothers_memory() -> (Members, Vec<directory::Writer>, isthmus_region::holds::Hold) {
         use isthmus_region::holds::{Hold, Owner};
         let mut members = members(&["host", "red", "blue"]);
-        let own = |vm| Caller { vm: Some(vm), process: None };
         let mut writers = Vec::new();
         for vm in [1, 2] {
-            assert_eq!(members.add_vm(&own(vm)).unwrap(), vm);
+            assert_eq!(members.add_vm(&Caller { vm: Some(vm), process: None }).unwrap(), vm);
             let naming = Naming::first(SystemId::random().unwrap());
             writers.push(directory::Writer::create(members.region(), vm, naming).unwrap());
             assert_eq!(members.look_at(vm).unwrap(), Some(Change::Active(vm)));
@@ -493,6 +492,12 @@ mod tests {
         blue.open_endpoint(area.area, block, 1).unwrap();
         let hold = Hold::of(blue.directory().own_section(), block).unwrap();
         hold.take(Owner::new(1, 0));
+        (members, writers, hold)
+    }
+
+    #[test]
+    fn a_vm_that_begins_anew_keeps_its_place_while_others_are_at_work_in_its_memory() {
+        let (mut members, _writers, hold) = one_at_work_in_anothers_memory();
         // The agent of the first asks for a new life.
         let info = members.region().peer(1).unwrap().unwrap();
         let section = members.region().own_section(&info).unwrap();
@@ -502,7 +507,7 @@ mod tests {
         assert_eq!(members.look_at(1).unwrap(), None, "its processes have a moment to let go");
         std::thread::sleep(LETTING_GO);
         assert_eq!(members.look_at(1).unwrap(), None, "still at work there");
-        let taken = members.add_vm(&own(1)).unwrap_err().to_string();
+        let taken = members.add_vm(&Caller { vm: Some(1), process: None }).unwrap_err().to_string();
         assert!(taken.contains("'red' is connected already"), "{taken}");
         let (child, stranger) = qemu();
         assert!(members.add_vm(&stranger).is_err(), "its place is nobody else's");
@@ -514,23 +519,7 @@ mod tests {
 
     #[test]
     fn a_newcomer_is_told_whose_memory_is_still_in_use() {
-        use isthmus_region::holds::{Hold, Owner};
-        let mut members = members(&["host", "red", "blue"]);
-        let own = |vm| Caller { vm: Some(vm), process: None };
-        let mut writers = Vec::new();
-        for vm in [1, 2] {
-            assert_eq!(members.add_vm(&own(vm)).unwrap(), vm);
-            let naming = Naming::first(SystemId::random().unwrap());
-            writers.push(directory::Writer::create(members.region(), vm, naming).unwrap());
-            assert_eq!(members.look_at(vm).unwrap(), Some(Change::Active(vm)));
-        }
-        // A process of the second is at work in the memory of the first.
-        let blue = &mut writers[1];
-        let area = blue.open_area(64 << 10, 1, "").unwrap();
-        let block = area.first.offset + 4096;
-        blue.open_endpoint(area.area, block, 1).unwrap();
-        let hold = Hold::of(blue.directory().own_section(), block).unwrap();
-        hold.take(Owner::new(1, 0));
+        let (mut members, _writers, hold) = one_at_work_in_anothers_memory();
         members.remove_vm(1).unwrap();
         let (child, stranger) = qemu();
         for _ in 0..2 {
