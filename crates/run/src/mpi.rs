@@ -8,6 +8,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
+use crate::named;
 use crate::spec::{Map, RunSpec};
 
 mod elsewhere;
@@ -187,17 +188,19 @@ const TWO_VALUES: [&str; 12] = [
 /// Options with one value: of PRRTE and ORTE, of Hydra, and of Intel's.
 #[rustfmt::skip]
 const ONE_VALUE: [&str; 122] = [
-    "add-host", "add-hostfile", "am", "app", "appfile", "bind-to", "cartofile", "cf", "cpu-list", "cpu-set", "cpus-per-proc", "cpus-per-rank",
-    "debugger", "default-hostfile", "display", "dvm", "dvm-uri", "forward-signals", "fwd-environment", "gpu-support", "H", "hnp", "host", "hostfile", "initial-errhandler",
-    "keepalive", "launch-agent", "machinefile", "map-by", "max-restarts", "max-vm-size", "mem-limit", "memory-limit", "N", "namespace",
-    "npernode", "npersocket", "num-connect-retries", "ompi-server", "output", "output-directory", "output-filename", "path", "personality",
-    "pid", "ppr", "prefix", "preload-files", "pset", "rank-by", "rankfile", "rf", "report-events", "report-pid", "report-uri", "rtos", "runtime-options",
-    "server-wait-time", "slot-list", "stdin", "timeout", "tmpdir", "wd", "unset-env", "wdir", "with-ft", "x", "xml-file", "xterm",
+    "add-host", "add-hostfile", "am", "app", "appfile", "bind-to", "cartofile", "cf", "cpu-list", "cpu-set", "cpus-per-proc",
+    "cpus-per-rank", "debugger", "default-hostfile", "display", "dvm", "dvm-uri", "forward-signals", "fwd-environment",
+    "gpu-support", "H", "hnp", "host", "hostfile", "initial-errhandler", "keepalive", "launch-agent", "machinefile", "map-by",
+    "max-restarts", "max-vm-size", "mem-limit", "memory-limit", "N", "namespace", "npernode", "npersocket", "num-connect-retries",
+    "ompi-server", "output", "output-directory", "output-filename", "path", "personality", "pid", "ppr", "prefix",
+    "preload-files", "pset", "rank-by", "rankfile", "report-events", "report-pid", "report-uri", "rf", "rtos", "runtime-options",
+    "server-wait-time", "slot-list", "stdin", "timeout", "tmpdir", "unset-env", "wd", "wdir", "with-ft", "x", "xml-file", "xterm",
     "arch", "binding", "bootstrap", "bootstrap-exec", "bootstrap-exec-args", "branch-count", "ckpoint-interval", "ckpoint-num",
-    "ckpoint-prefix", "ckpointlib", "configfile", "demux", "envexcl", "envlist", "errfile", "errfile-pattern", "f", "file", "genvexcl", "genvlist",
-    "gpath", "gpus-per-proc", "grr", "gtool", "gtoolfile", "gumask", "gwdir", "hostlist", "hosts", "hosts-group", "iface", "launcher",
-    "launcher-exec", "localhost", "logfile", "membind", "memory-alloc-kinds", "nameserver", "nodelist", "order-nodes", "outfile", "outfile-pattern", "perhost", "pmi-port-range",
-    "port", "ppn", "prepend-pattern", "rankmap", "rmk", "soft", "topolib", "umask", "usize",
+    "ckpoint-prefix", "ckpointlib", "configfile", "demux", "envexcl", "envlist", "errfile", "errfile-pattern", "f", "file",
+    "genvexcl", "genvlist", "gpath", "gpus-per-proc", "grr", "gtool", "gtoolfile", "gumask", "gwdir", "hostlist", "hosts",
+    "hosts-group", "iface", "launcher", "launcher-exec", "localhost", "logfile", "membind", "memory-alloc-kinds", "nameserver",
+    "nodelist", "order-nodes", "outfile", "outfile-pattern", "perhost", "pmi-port-range", "port", "ppn", "prepend-pattern",
+    "rankmap", "rmk", "soft", "topolib", "umask", "usize",
 ];
 
 /// How many values the option called `name` has, of the words that come after it. `option` is it with its second dash, if it has one.
@@ -209,23 +212,23 @@ fn values_of(option: &str, name: &str, rest: &[OsString]) -> usize {
         _ if TWO_VALUES.contains(&name) => 2,
         _ if ONE_VALUE.contains(&name) => 1,
         // With one dash Intel's value may be missing.
-        "tune" => usize::from(option.starts_with('-') || !may_be_program(next)),
+        "tune" => usize::from(option.starts_with('-') || !is_no_value(next)),
         // Whose input goes where, with Hydra; with Open MPI it has no value.
         "s" => usize::from(matches!(next, "all" | "none") || is_number(next)),
-        // One that is not known here has a value where its next word is no option and cannot be the program.
-        _ => usize::from(is_number(next) || !may_be_program(next)),
+        // No program is called like a number.
+        _ => usize::from(is_number(next) || !is_no_value(next)),
     }
 }
 
-/// Whether a word may be the program that the launcher is to start, as far as its looks and the PATH say. No program is called like a
-/// number, and one that is not there is none if it is a file that may not be executed, or no path.
-fn may_be_program(word: &str) -> bool {
+/// Whether a word, after an option that is not known here, cannot be that option's value: there is none, it is an option itself, or it
+/// may be the program. A path may be one even if nothing is there yet, but not if a file is there that may not be executed.
+fn is_no_value(word: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let is_other_file = std::path::Path::new(word).is_file();
-    word.starts_with('-')
-        || word.is_empty()
-        || crate::named::is_program(word.as_ref(), &path).is_ok()
-        || (word.contains('/') && !is_other_file)
+    let is_program = named::is_program(word.as_ref(), &path).is_ok();
+    word.is_empty()
+        || word.starts_with('-')
+        || is_program
+        || (word.contains('/') && !Path::new(word).is_file())
 }
 
 fn is_number(word: &str) -> bool {
