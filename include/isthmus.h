@@ -524,8 +524,8 @@ int isthmus_channel_commit(struct isthmus_channel *channel, size_t len);
 
 /*
  * Reading without a copy: up to `most` bytes that have arrived, where they lie in the ring. isthmus_channel_release() frees the
- * first `len` of them for the writer; more than were shown last is ISTHMUS_EINVAL, and frees nothing. The bytes are known to be what the other end wrote only once it has succeeded, and a
- * faulty or hostile writer may change them while they are read.
+ * first `len` of them for the writer; more than were shown last is ISTHMUS_EINVAL, and frees nothing. The bytes are known to be what
+ * the other end wrote only once it has succeeded, and a faulty or hostile writer may change them while they are read.
  */
 int64_t isthmus_channel_peek(struct isthmus_channel *channel, size_t most, struct iovec pieces[2]);
 int isthmus_channel_release(struct isthmus_channel *channel, size_t len);

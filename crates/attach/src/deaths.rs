@@ -1,8 +1,8 @@
 //! Names the process that died first with an endpoint open: the one to look at when a job has failed.
 //!
-//! Its rank is in its environment, which is the process's memory: who reads there waits for the lock of that, which the process may
-//! hold for as long as a file system keeps it waiting. So a thread of its own reads them, and nothing waits for it. A process that keeps it waiting costs others their ranks
-//! in that line, and nothing else.
+//! Its rank is in its environment, which is memory of the process: a reader waits for the lock of that memory, which the process may
+//! hold for as long as a file system keeps it waiting. So a thread of its own reads environments, and nothing waits for that thread. A
+//! process that holds it up costs others their ranks in that line, and nothing else.
 
 use std::collections::HashMap;
 use std::fs;
