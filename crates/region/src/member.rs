@@ -393,6 +393,7 @@ impl Member {
         service: Box<dyn LocalService>,
         doorbell: Option<Doorbell>,
     ) -> Result<Arc<Self>> {
+        crate::wake::find_clocks();
         let service: Arc<dyn LocalService> = service.into();
         let region = Region::open_from(
             map,

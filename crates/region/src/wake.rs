@@ -51,6 +51,12 @@ pub fn wait_either(words: [(&ReadWord, u64); 2], limit: Duration) {
     }
 }
 
+/// Finds the system's clocks. Before Linux 6.4 the first look at one reads a file, and allocates for that: not in a call that signals may
+/// interrupt, nor one that is no point of cancellation.
+pub(crate) fn find_clocks() {
+    let _ = rustix::time::clock_gettime(ClockId::Monotonic);
+}
+
 /// Adds one to the word and wakes all that sleep on it.
 pub fn wake(word: &Word) {
     word.add(1);
