@@ -87,6 +87,29 @@ impl LocalBuf {
         unsafe { std::ptr::copy(from.as_ptr(), self.at.as_ptr(), self.len) };
     }
 
+    /// As [`LocalBuf::copy_to`]; eight bytes take no call.
+    #[inline(always)] // two moves, mostly
+    pub(crate) fn copy_short_to(self, to: NonNull<u8>) {
+        match self.eight() {
+            // SAFETY: the target was checked for eight bytes.
+            Some(word) => unsafe { to.cast::<[u8; 8]>().write(word.to_le_bytes()) },
+            None => self.copy_to(to),
+        }
+    }
+
+    /// As [`LocalBuf::copy_from`]; eight bytes take no call.
+    #[inline(always)] // as `copy_short_to`
+    pub(crate) fn copy_short_from(self, from: NonNull<u8>) {
+        if self.len == 8 {
+            // SAFETY: `from` was checked for eight bytes.
+            let word = unsafe { from.cast::<[u8; 8]>().read() };
+            // SAFETY: `new`'s caller promised that the bytes may be written.
+            unsafe { self.at.cast::<[u8; 8]>().write(word) };
+        } else {
+            self.copy_from(from);
+        }
+    }
+
     /// Has the kernel fill it from address `at` of process `pid`; gives the count, or the system's answer.
     pub(crate) fn fill_from(self, pid: i32, at: u64) -> Result<usize, i32> {
         let local = libc::iovec { iov_base: self.at.as_ptr().cast(), iov_len: self.len };

@@ -487,6 +487,25 @@ impl<A: Access> Section<A> {
         Ok(())
     }
 
+    /// As [`Section::drain`], the short way where the bytes lie in what is mapped already. Gives whether they were copied.
+    #[inline(always)] // a few instructions of a short operation
+    pub fn drain_short(&self, what: &'static str, offset: u64, into: LocalBuf) -> bool {
+        let Some(at) = self.at_once(offset, into.len() as u64) else {
+            return self.drain(what, offset, into).is_ok();
+        };
+        into.copy_short_from(at);
+        true
+    }
+
+    /// The address of bytes that lie in what is mapped already.
+    #[inline(always)] // as its callers
+    fn at_once(&self, offset: u64, len: u64) -> Option<NonNull<u8>> {
+        offset.checked_add(len).filter(|end| *end <= self.ready)?;
+        let at = usize::try_from(self.base + offset).ok()?;
+        // SAFETY: as in `check`, base + ready <= map.len.
+        Some(unsafe { self.map.base.add(at) })
+    }
+
     /// Asks for the lines of a range that begins at a line's edge, ahead of reads from it. A hint: nothing is checked, and an address
     /// that is not mapped does nothing.
     #[inline]
@@ -542,6 +561,16 @@ impl Section {
         let at = self.check(what, offset, from.len() as u64, 1)?;
         from.copy_to(at);
         Ok(())
+    }
+
+    /// As [`Section::fill`], the short way where the bytes lie in what is mapped already. Gives whether they were copied.
+    #[inline(always)] // a few instructions of a short operation
+    pub fn fill_short(&self, what: &'static str, offset: u64, from: LocalBuf) -> bool {
+        let Some(at) = self.at_once(offset, from.len() as u64) else {
+            return self.fill(what, offset, from).is_ok();
+        };
+        from.copy_short_to(at);
+        true
     }
 
     /// Copies a slice to `offset`.

@@ -160,6 +160,19 @@ impl Endpoint {
         self.core.cancel(context)
     }
 
+    /// Writes one buffer to remote memory at once, if the target lives and the memory is in the region, and was used by the last operation
+    /// there. Gives whether it did; if not, nothing has completed, and the caller uses [`Endpoint::write`].
+    #[inline(always)] // all that a short operation takes, in its caller
+    pub fn write_at_once(&mut self, to: PeerId, key: u64, addr: u64, buf: LocalBuf) -> bool {
+        self.core.write_at_once(&self.berth, to, key, addr, buf)
+    }
+
+    /// Reads remote memory into one buffer, likewise; the caller uses [`Endpoint::read`] otherwise.
+    #[inline(always)] // as `write_at_once`
+    pub fn read_at_once(&mut self, to: PeerId, key: u64, addr: u64, buf: LocalBuf) -> bool {
+        self.berth.is_some() && self.core.read_at_once(to, key, addr, buf)
+    }
+
     /// Reads remote memory into `rma.bufs`.
     ///
     /// # Errors
@@ -251,6 +264,7 @@ impl Endpoint {
 
     /// Whether an operation is under way that may end soon, or a long message has just ended whose remote
     /// endpoint may still copy its last pieces. Never where processors are short.
+    #[inline]
     pub fn has_transfers(&self) -> bool {
         let Some(berth) = &self.berth else { return false };
         self.core.has_transfers(berth)

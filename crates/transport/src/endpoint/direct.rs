@@ -71,6 +71,18 @@ impl Known {
         }
         Some(self.last)
     }
+
+    /// Where `len` bytes lie in the section, if their registration is the one that was used last, lies in one piece and allows `needed`. It
+    /// may have ended since: the caller looks whether it stands.
+    #[inline(always)] // a few instructions of a short operation
+    fn found_last(&self, key: u64, addr: u64, len: u64, needed: u64) -> Option<(&Published, u64)> {
+        let published = self.ranges.get(self.last)?;
+        let range = &published.range;
+        let offset = addr.wrapping_sub(range.base);
+        let fits = offset.checked_add(len).is_some_and(|end| end <= range.len);
+        let may = range.access & (needed | registrations::PAGES) == needed;
+        (range.key == key && fits && may).then(|| (published, range.offset + offset))
+    }
 }
 
 /// What an operation uses, and the access that it needs.
@@ -329,17 +341,69 @@ impl Core {
         len: u64,
     ) -> Option<Posted> {
         let Attempt::Over(status) = attempt else { return None };
-        self.tally.add(Counter::Rma, 1);
         if status == Status::Ok {
-            self.tally.add(Counter::Direct, 1);
-            self.tally.add(Counter::DirectBytes, len);
+            self.count_direct(len);
             return Some(Posted::Done);
         }
+        self.tally.add(Counter::Rma, 1);
         let mut then = self.template(ticket, op, len);
         then.status = status;
         then.source = Some(to);
         self.completions.push_back(then);
         Some(Posted::Pending)
+    }
+
+    /// As [`super::Endpoint::write_at_once`].
+    #[inline(always)] // all that a short operation takes, in its caller
+    pub(super) fn write_at_once(
+        &mut self,
+        berth: &Option<Berth>,
+        to: PeerId,
+        key: u64,
+        addr: u64,
+        buf: LocalBuf,
+    ) -> bool {
+        let (Some(peer), Some(berth)) = (self.peers.get(to.0 as usize), berth) else { return false };
+        let Reach::Table(known) = &peer.reach else { return false };
+        let len = buf.len() as u64;
+        let Some((published, at)) = known.found_last(key, addr, len, registrations::WRITE) else {
+            return false;
+        };
+        berth.hold.take(known.owner);
+        let is_written =
+            peer.lives() && published.stands() && known.section.fill_short("registration", at, buf);
+        berth.hold.release();
+        // What was written may be lost with its target: then the long way says so.
+        let is_over = is_written && peer.still_lives();
+        if is_over {
+            self.count_direct(len);
+        }
+        is_over
+    }
+
+    /// As [`super::Endpoint::read_at_once`].
+    #[inline(always)] // as `write_at_once`
+    pub(super) fn read_at_once(&mut self, to: PeerId, key: u64, addr: u64, buf: LocalBuf) -> bool {
+        let Some(peer) = self.peers.get(to.0 as usize) else { return false };
+        let Reach::Table(known) = &peer.reach else { return false };
+        let len = buf.len() as u64;
+        let Some((published, at)) = known.found_last(key, addr, len, registrations::READ) else {
+            return false;
+        };
+        let is_read = known.section.drain_short("registration", at, buf);
+        // Bytes that were not the target's are read again.
+        let is_over = is_read && published.stood() && peer.still_lives();
+        if is_over {
+            self.count_direct(len);
+        }
+        is_over
+    }
+
+    #[inline]
+    fn count_direct(&mut self, len: u64) {
+        self.tally.add(Counter::Rma, 1);
+        self.tally.add(Counter::Direct, 1);
+        self.tally.add(Counter::DirectBytes, len);
     }
 
     /// Writes directly if possible; none if the operation is not over.

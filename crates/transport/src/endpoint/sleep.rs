@@ -98,6 +98,7 @@ impl Berth {
 
 impl Core {
     /// As [`super::Endpoint::has_transfers`].
+    #[inline]
     pub(super) fn has_transfers(&self, berth: &Berth) -> bool {
         let under_way = !self.busy.is_empty() || self.operations.has_any();
         !berth.crowded && (under_way || self.ticks < self.recent_until)
