@@ -29,8 +29,8 @@ use crate::wait::{self, Patience, Rest, Waiter};
 
 /// Completions that a queue has room for without allocating.
 const ROOM: usize = 1024;
-/// Most reads in a row that make no progress.
-const UNMOVED: u32 = 16;
+/// Most reads in a row, of a queue or a counter, that make no progress.
+pub(crate) const UNMOVED: u32 = 16;
 /// Bytes of an operation that is short.
 const SHORT: u64 = 4096;
 
@@ -229,6 +229,13 @@ impl Cq {
         }
     }
 
+    /// Adds the completion of an operation on remote memory that is over in its call, so in no read of this queue.
+    #[inline(always)]
+    pub(crate) fn push_operated(&self, context: u64, flags: u64, len: u64) {
+        keep_operated(&mut self.queue.lock().ready, context, flags, len);
+        self.waiter.ring();
+    }
+
     /// `fi_trywait`: whether the program may block on the descriptor now; none if the queue has no descriptor.
     pub(crate) fn arm(&self) -> Option<bool> {
         if progress(&self.endpoints) == Progress::Broken || self.is_there() {
@@ -292,6 +299,7 @@ impl Cq {
 
     /// The short way of short operations on remote memory, most of which completed in their calls: for as many reads in a row as messages
     /// can wait meanwhile, since it makes no progress, and while the endpoint has nothing under way that would need some.
+    #[inline(never)]
     fn read_operations(&self, endpoint: &Ep, queue: &mut Queue, to: &mut Destination) -> Option<usize> {
         let first = queue.ready.front()?;
         let is_one = first.flags & (FI_RMA | FI_ATOMIC) != 0 && first.len <= SHORT && first.fault.is_none();
@@ -301,7 +309,14 @@ impl Cq {
         }
         queue.unmoved += 1;
         self.waiter.disarm();
-        self.take_ready(queue, to);
+        // SAFETY: `read_short` has found room in the arrays of this read.
+        unsafe { self.copy(first, to) };
+        queue.ready.pop_front();
+        if to.taken < to.count && !queue.ready.is_empty() {
+            self.take_ready(queue, to);
+        } else {
+            queue.patience = Patience::FULL;
+        }
         Some(to.taken)
     }
 
@@ -481,6 +496,13 @@ impl Cq {
             self.waiter.sleep(&self.endpoints, left, || self.is_there());
         }
     }
+}
+
+// The rest is constant: the entry is made in its place.
+#[inline(never)]
+fn keep_operated(ready: &mut VecDeque<Entry>, context: u64, flags: u64, len: u64) {
+    let source = FI_ADDR_NOTAVAIL;
+    ready.push_back(Entry { context, flags, len, buf: 0, data: 0, tag: 0, source, fault: None });
 }
 
 #[inline(never)]

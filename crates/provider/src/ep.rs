@@ -24,7 +24,7 @@ use isthmus_transport::{Address, Config, Destination, Endpoint, Long, Name};
 
 use self::close::close;
 use self::completion::{Bindings, Side};
-pub(crate) use self::post::{AtomicPost, How, Message, RmaPost, Single};
+pub(crate) use self::post::{AtomicPost, How, Message, RmaPost, Single, SinglePlace};
 use crate::av::{self, Av, Numbers, Remotes};
 use crate::cntr::Cntr;
 use crate::core::{Core, log};

@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use isthmus_fabric_sys::*;
 
 use crate::bufs::{Bufs, one};
-use crate::ep::{How, RmaPost, with};
+use crate::ep::{How, RmaPost, SinglePlace, with};
 
 pub(crate) static OPS: fi_ops_rma = fi_ops_rma {
     size: size_of::<fi_ops_rma>(),
@@ -48,9 +48,9 @@ unsafe extern "C" fn read(
 ) -> isize {
     // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    let what = RmaPost { remote, key, addr, data: None, bufs: &[buf] };
+    let what = SinglePlace { remote, key, addr, buf };
     // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
-    unsafe { with(ep, |ep| ep.rma(&what, false, |s| s.tx_how(context))) }
+    unsafe { with(ep, |ep| ep.rma_one(what, false, |s| s.tx_how(context))) }
 }
 
 unsafe extern "C" fn readv(
@@ -87,11 +87,22 @@ unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u6
 unsafe fn message(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64, write: bool) -> isize {
     // SAFETY: null, or a description that the program lends for this call.
     let Some(msg) = (unsafe { isthmus_cabi::object(msg) }) else { return EINVAL };
+    let data = (write && flags & FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
+    if msg.iov_count == 1 && data.is_none() {
+        // SAFETY: null, or the one part that the program lends for this call.
+        let Some(part) = (unsafe { isthmus_cabi::object(msg.msg_iov) }) else { return EINVAL };
+        // SAFETY: the program lends the buffer until the operation completes.
+        let Some(buf) = (unsafe { one(part.iov_base, part.iov_len) }) else { return EINVAL };
+        // SAFETY: the message names its remote parts and their count, by fi_rma(3).
+        let Some((addr, key)) = (unsafe { rma_part(msg, buf.len()) }) else { return EINVAL };
+        let what = SinglePlace { remote: msg.addr, key, addr, buf };
+        // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
+        return unsafe { with(ep, |ep| ep.rma_one(what, write, |s| s.tx_how_with(msg.context, flags))) };
+    }
     // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(msg.msg_iov, msg.iov_count) }) else { return EINVAL };
     // SAFETY: the message names its remote parts and their count, by fi_rma(3).
     let Some((addr, key)) = (unsafe { rma_part(msg, bufs.len()) }) else { return EINVAL };
-    let data = (write && flags & FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
     let what = RmaPost { remote: msg.addr, key, addr, data, bufs: bufs.get() };
     // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, write, |s| s.tx_how_with(msg.context, flags))) }
@@ -109,9 +120,9 @@ unsafe extern "C" fn write(
 ) -> isize {
     // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    let what = RmaPost { remote, key, addr, data: None, bufs: &[buf] };
+    let what = SinglePlace { remote, key, addr, buf };
     // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
-    unsafe { with(ep, |ep| ep.rma(&what, true, |s| s.tx_how(context))) }
+    unsafe { with(ep, |ep| ep.rma_one(what, true, |s| s.tx_how(context))) }
 }
 
 unsafe extern "C" fn writev(
@@ -141,9 +152,9 @@ unsafe extern "C" fn inject(
 ) -> isize {
     // SAFETY: the program lends the buffer for this call.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    let what = RmaPost { remote, key, addr, data: None, bufs: &[buf] };
+    let what = SinglePlace { remote, key, addr, buf };
     // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
-    unsafe { with(ep, |ep| ep.rma(&what, true, |_| How::inject())) }
+    unsafe { with(ep, |ep| ep.rma_one(what, true, |_| How::inject())) }
 }
 
 unsafe extern "C" fn writedata(

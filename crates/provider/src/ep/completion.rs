@@ -152,7 +152,7 @@ impl Bindings {
     }
 
     /// Completes an operation on remote memory in its call.
-    #[inline]
+    #[inline(always)]
     pub(super) fn operated(&mut self, fetches: bool, flags: u64, len: u64, ticket: Ticket) {
         if let Some(counter) = if fetches { &self.reads } else { &self.writes } {
             counter.count(true);
@@ -160,17 +160,7 @@ impl Bindings {
         if let Some(cq) = &self.tx.cq
             && ticket.flags & ENTRY != 0
         {
-            let context = ticket.context;
-            cq.push(Entry {
-                context,
-                flags,
-                len,
-                buf: 0,
-                data: 0,
-                tag: 0,
-                source: FI_ADDR_NOTAVAIL,
-                fault: None,
-            });
+            cq.push_operated(ticket.context, flags, len);
         }
     }
 

@@ -50,6 +50,16 @@ pub(crate) struct Single {
     pub(crate) buf: LocalBuf,
 }
 
+/// Remote memory that one buffer is written to, or read from.
+#[derive(Clone, Copy)]
+pub(crate) struct SinglePlace {
+    /// Number in the address vector.
+    pub(crate) remote: fi_addr_t,
+    pub(crate) key: u64,
+    pub(crate) addr: u64,
+    pub(crate) buf: LocalBuf,
+}
+
 /// A message to be sent, or what a receive takes.
 pub(crate) struct Message<'a> {
     /// Number in the address vector.
@@ -240,6 +250,26 @@ impl Ep {
         })
     }
 
+    /// Writes one buffer to remote memory, or reads into one: the short way, if the transport does that at once.
+    #[inline(always)]
+    pub(crate) fn rma_one(&self, what: SinglePlace, write: bool, how: impl Fn(&State) -> How) -> isize {
+        if let Some(mut state) = self.state.without_lock() {
+            let how = how(&state);
+            if state.rma_at_once(what, write, how.flags) {
+                let flags = FI_RMA | if write { FI_WRITE } else { FI_READ };
+                state.bindings.operated(!write, flags, what.buf.len() as u64, how.ticket());
+                return 0;
+            }
+        }
+        self.rma_otherwise(what, write, how)
+    }
+
+    #[inline(never)]
+    fn rma_otherwise(&self, what: SinglePlace, write: bool, how: impl Fn(&State) -> How) -> isize {
+        let SinglePlace { remote, key, addr, buf } = what;
+        self.rma(&RmaPost { remote, key, addr, data: None, bufs: &[buf] }, write, how)
+    }
+
     /// Reads or writes remote memory.
     #[inline]
     pub(crate) fn rma(&self, what: &RmaPost<'_>, write: bool, how: impl Fn(&State) -> How) -> isize {
@@ -345,6 +375,23 @@ impl State {
     #[inline]
     pub(crate) fn rx_how_with(&self, context: *mut c_void, flags: u64) -> How {
         How { context, flags, entry: !self.bindings.rx.selective || flags & FI_COMPLETION != 0 }
+    }
+
+    /// Whether the transport does it at once. An inject that is too long is refused elsewhere.
+    #[inline(always)]
+    fn rma_at_once(&mut self, what: SinglePlace, write: bool, flags: u64) -> bool {
+        let SinglePlace { remote, key, addr, buf } = what;
+        let may = if write { self.may_write() } else { self.may_read() };
+        if !may || self.moving || write && flags & FI_INJECT != 0 && buf.len() > INJECT_BYTES {
+            return false;
+        }
+        let Some(to) = self.remotes.likely(remote) else { return false };
+        let Some(transport) = &mut self.transport else { return false };
+        if write {
+            transport.write_at_once(to, key, addr, buf)
+        } else {
+            transport.read_at_once(to, key, addr, buf)
+        }
     }
 
     #[inline]
