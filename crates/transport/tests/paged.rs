@@ -351,6 +351,55 @@ fn nothing_overtakes_what_is_under_way() {
 }
 
 #[test]
+fn short_operations_in_a_page_that_is_granted_take_one_step() {
+    let mut pair = pair();
+    pair.grant_all();
+    let at = |page: u64| page * PAGE - BEGIN % PAGE;
+    let memory = pair.memory;
+    let once = |pair: &mut Pair, at: u64, len: usize| {
+        let before = memory.to_vec();
+        let mut bytes = pattern(len, pair.generation);
+        let from = usize::try_from(at).unwrap();
+        pair.generation += 1;
+        let written = pair.a.write_at_once(pair.to, KEY, BASE + at, buf(&mut bytes));
+        assert!(!holds::are_on(pair.world.host.region(), 1, Some(pair.area)));
+        if written {
+            pair.model[from..from + len].copy_from_slice(&bytes);
+        }
+        assert!(memory.to_vec() == if written { &*pair.model } else { &*before }, "{len} bytes at {at}");
+        let mut seen = vec![0; len];
+        let read = pair.a.read_at_once(pair.to, KEY, BASE + at, buf(&mut seen));
+        assert!(!read || seen == pair.model[from..from + len], "{len} bytes at {at}");
+        (written, read)
+    };
+    assert_eq!(once(&mut pair, at(1), 8), (false, false), "not looked for yet");
+    assert!(pair.write(at(1), &[1; 8]));
+    for (at, len) in
+        [(at(1), 8), (at(1) + 1, 13), (at(2) - 8, 8), (at(7), 4096), (at(69) - 1, 1), (at(30), 1)]
+    {
+        assert_eq!(once(&mut pair, at, len), (true, true), "{len} bytes at {at}");
+    }
+    // Of two pages, of one that is others', too, and of the last.
+    for (at, len) in [(at(2) - 4, 8), (at(3) - 4095, 4097), (at(1) - 8, 8), (LEN - 8, 8)] {
+        assert_eq!(once(&mut pair, at, len), (false, false), "{len} bytes at {at}");
+    }
+    // It is something else now; and it is no page of the list.
+    pair.change(5);
+    assert_eq!(once(&mut pair, at(5), 8), (false, false));
+    let section = pair.section.clone();
+    section.word("list", pair.list + 6 * 8).unwrap().set(0);
+    assert_eq!(once(&mut pair, at(6), 8), (false, false));
+    assert_eq!(once(&mut pair, at(7), 8), (true, true));
+    // Nothing overtakes what goes by a message.
+    let mut first = [7; 64];
+    assert_eq!(pair.a.write(&pair.rma(at(5), &[buf(&mut first)])).unwrap(), Posted::Pending);
+    assert_eq!(once(&mut pair, at(7), 8), (false, false));
+    ok(wait(&mut pair.a, &mut pair.b));
+    pair.model = memory.to_vec();
+    assert_eq!(once(&mut pair, at(7), 8), (true, true));
+}
+
+#[test]
 fn atomics_are_on_one_page_and_aligned() {
     let mut pair = pair();
     pair.grant_all();
@@ -395,6 +444,9 @@ fn a_target_that_lies_leads_nowhere_outside_its_pool() {
         }
         let before = others(&pair);
         assert!(!pair.write(PAGE, &[1; 8]) && !pair.read(PAGE, 8));
+        let mut bytes = [2; 8];
+        assert!(!pair.a.write_at_once(pair.to, KEY, BASE + PAGE, buf(&mut bytes)));
+        assert!(!pair.a.read_at_once(pair.to, KEY, BASE + PAGE, buf(&mut bytes)));
         assert!(others(&pair) == before);
     }
 }

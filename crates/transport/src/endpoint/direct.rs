@@ -21,7 +21,7 @@ use isthmus_region::counters::Counter;
 use isthmus_region::grants::{self, Granted, PAGE, Pool};
 use isthmus_region::holds::Owner;
 use isthmus_region::local::LocalBuf;
-use isthmus_region::registrations::{self, Published, Reader};
+use isthmus_region::registrations::{self, Published, Range, Reader};
 use isthmus_region::roster;
 use isthmus_region::sync::Word;
 
@@ -72,17 +72,59 @@ impl Known {
         Some(self.last)
     }
 
-    /// Where `len` bytes lie in the section, if their registration is the one that was used last, lies in one piece and allows `needed`. It
-    /// may have ended since: the caller looks whether it stands.
+    /// The registration that was used last, if these bytes are of it, and where in it, if it allows `needed`. It may have ended since: the
+    /// caller looks whether it stands.
     #[inline(always)] // a few instructions of a short operation
     fn found_last(&self, key: u64, addr: u64, len: u64, needed: u64) -> Option<(&Published, u64)> {
         let published = self.ranges.get(self.last)?;
         let range = &published.range;
-        let offset = addr.wrapping_sub(range.base);
-        let fits = offset.checked_add(len).is_some_and(|end| end <= range.len);
-        let may = range.access & (needed | registrations::PAGES) == needed;
-        (range.key == key && fits && may).then(|| (published, range.offset + offset))
+        let at = addr.wrapping_sub(range.base);
+        let fits = at.checked_add(len).is_some_and(|end| end <= range.len);
+        (range.key == key && fits && range.access & needed == needed).then_some((published, at))
     }
+
+    /// Byte `at` of such a registration, of which `len` bytes are used.
+    #[inline(always)] // as `found_last`
+    fn spot(&self, published: &Published, at: u64, len: u64) -> Option<Spot> {
+        let range = &published.range;
+        if range.access & registrations::PAGES == 0 {
+            return Some(Spot { offset: range.offset + at, page: None });
+        }
+        self.spot_in_page(range, range.skip + at, len)
+    }
+
+    /// The same in the only page that these bytes lie in, if it is granted, as [`Pages::find`].
+    #[inline(never)]
+    fn spot_in_page(&self, range: &Range, at: u64, len: u64) -> Option<Spot> {
+        let (pool, owner) = self.pool.as_ref()?;
+        let list = range.offset + at / PAGE * 8;
+        let granted = Granted::of_word(self.section.word("list of pages", list).ok()?.get())?;
+        let stands = at % PAGE + len <= PAGE && pool.stands(*owner, granted);
+        let offset = pool.place(granted, at % PAGE, len).ok().filter(|_| stands)?;
+        Some(Spot { offset, page: Some((list, granted)) })
+    }
+
+    /// Whether the page still was granted when all of a copy had been made (P5).
+    #[inline(always)] // as `found_last`
+    fn stood(&self, spot: &Spot) -> bool {
+        spot.page.is_none_or(|(list, granted)| self.page_stood(list, granted))
+    }
+
+    #[inline(never)]
+    fn page_stood(&self, list: u64, granted: Granted) -> bool {
+        self.pool.as_ref().is_some_and(|(pool, owner)| pool.stands(*owner, granted))
+            && self
+                .section
+                .word("list of pages", list)
+                .is_ok_and(|word: &Word| unchanged(word, granted.word()))
+    }
+}
+
+/// Where the bytes of a short operation lie in the target's section.
+struct Spot {
+    offset: u64,
+    /// The page, if it is one of the target's own memory, and where the list names it.
+    page: Option<(u64, Granted)>,
 }
 
 /// What an operation uses, and the access that it needs.
@@ -369,9 +411,13 @@ impl Core {
         let Some((published, at)) = known.found_last(key, addr, len, registrations::WRITE) else {
             return false;
         };
+        if self.is_behind(published, to) {
+            return false;
+        }
         berth.hold.take(known.owner);
-        let is_written =
-            peer.lives() && published.stands() && known.section.fill_short("registration", at, buf);
+        let stands = peer.lives() && published.stands();
+        let spot = if stands { known.spot(published, at, len) } else { None };
+        let is_written = spot.is_some_and(|spot| known.section.fill_short("registration", spot.offset, buf));
         berth.hold.release();
         // What was written may be lost with its target: then the long way says so.
         let is_over = is_written && peer.still_lives();
@@ -390,13 +436,23 @@ impl Core {
         let Some((published, at)) = known.found_last(key, addr, len, registrations::READ) else {
             return false;
         };
-        let is_read = known.section.drain_short("registration", at, buf);
+        if self.is_behind(published, to) {
+            return false;
+        }
+        let Some(spot) = known.spot(published, at, len) else { return false };
+        let is_read = known.section.drain_short("registration", spot.offset, buf);
         // Bytes that were not the target's are read again.
-        let is_over = is_read && published.stood() && peer.still_lives();
+        let is_over = is_read && known.stood(&spot) && published.stood() && peer.still_lives();
         if is_over {
             self.count_direct(len);
         }
         is_over
+    }
+
+    /// Whether operations on the target's own memory that are under way by messages would be overtaken.
+    #[inline(always)] // a few instructions of a short operation
+    fn is_behind(&self, published: &Published, to: PeerId) -> bool {
+        published.range.access & registrations::PAGES != 0 && self.operations.one_sided(to) > 0
     }
 
     #[inline]
