@@ -24,9 +24,12 @@ pub(crate) unsafe fn one(at: *const c_void, len: usize) -> Option<LocalBuf> {
 }
 
 /// Several buffers, without the empty ones.
-pub(crate) struct Bufs {
-    parts: [LocalBuf; IOV_LIMIT],
-    count: usize,
+#[allow(clippy::large_enum_variant)] // it lives for the length of a call, on its stack
+pub(crate) enum Bufs {
+    /// Of one part at most: most have no more, and to make room for all takes longer than some operations.
+    One([LocalBuf; 1], usize),
+    /// Of more.
+    Many([LocalBuf; IOV_LIMIT], usize),
 }
 
 impl Bufs {
@@ -55,8 +58,17 @@ impl Bufs {
 
     /// # Safety
     /// Each part is as [`one`] asks.
-    unsafe fn collect(parts: impl Iterator<Item = (*const c_void, usize)>) -> Option<Self> {
-        let mut bufs = Self { parts: [LocalBuf::EMPTY; IOV_LIMIT], count: 0 };
+    #[inline]
+    unsafe fn collect(parts: impl ExactSizeIterator<Item = (*const c_void, usize)>) -> Option<Self> {
+        let is_one = parts.len() <= 1;
+        let mut bufs = match is_one {
+            true => Self::One([LocalBuf::EMPTY], 0),
+            false => Self::Many([LocalBuf::EMPTY; IOV_LIMIT], 0),
+        };
+        let (room, count): (&mut [LocalBuf], _) = match &mut bufs {
+            Self::One(room, count) => (room, count),
+            Self::Many(room, count) => (room, count),
+        };
         let mut total = 0usize;
         for (at, len) in parts {
             total = total.checked_add(len).filter(|t| *t <= MAX_MESSAGE_BYTES)?;
@@ -65,14 +77,18 @@ impl Bufs {
             }
             // SAFETY: the caller vouches for the bytes of each part.
             let part = unsafe { one(at, len) }?;
-            *bufs.parts.get_mut(bufs.count)? = part;
-            bufs.count += 1;
+            *room.get_mut(*count)? = part;
+            *count += 1;
         }
         Some(bufs)
     }
 
+    #[inline]
     pub(crate) fn get(&self) -> &[LocalBuf] {
-        &self.parts[..self.count]
+        match self {
+            Self::One(parts, count) => &parts[..*count],
+            Self::Many(parts, count) => &parts[..*count],
+        }
     }
 
     /// Bytes of all parts.

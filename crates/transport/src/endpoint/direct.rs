@@ -25,6 +25,7 @@ use isthmus_region::registrations::{self, Published, Range, Reader};
 use isthmus_region::roster;
 use isthmus_region::sync::Word;
 
+use super::post::total;
 use super::{ATOMIC_BYTES, Berth, Core};
 use crate::matching::Bufs;
 use crate::types::{Atomic, AtomicKind, Op, PeerId, Posted, RemoteAtomic, Rma, Status, Ticket};
@@ -154,6 +155,8 @@ enum Found {
 
 /// How many are few.
 const FEW: usize = 4;
+/// Bytes of an element or two, and of what they are compared with.
+const FEW_BYTES: usize = 64;
 
 impl Found {
     fn pages(&self) -> &[Option<Granted>] {
@@ -531,7 +534,11 @@ impl Core {
         let attempt = match Place::of(&mut known, &what) {
             Some(Err(status)) => Attempt::Over(status),
             Some(Ok(place)) if place.is_for_atomics(size, span) => {
-                self.change_atomically(berth, atomic, span, &place)
+                let values = total(atomic.operand) + total(atomic.compare);
+                match values <= FEW_BYTES as u64 {
+                    true => self.change_atomically::<FEW_BYTES>(berth, atomic, span, &place),
+                    false => self.change_atomically::<{ 2 * ATOMIC_BYTES }>(berth, atomic, span, &place),
+                }
             }
             _ => Attempt::No,
         };
@@ -539,14 +546,16 @@ impl Core {
         self.end_attempt(atomic.to, attempt, atomic.ticket, Op::Atomic(atomic.kind), span)
     }
 
-    fn change_atomically(
+    /// Changes elements there. `ROOM` is that of operands and compare values.
+    #[inline(never)] // many take little room
+    fn change_atomically<const ROOM: usize>(
         &mut self,
         berth: &mut Berth,
         atomic: &Atomic<'_>,
         span: u64,
         place: &Place<'_>,
     ) -> Attempt {
-        let mut bytes = [0; 2 * ATOMIC_BYTES];
+        let mut bytes = [0; ROOM];
         let mut at = 0;
         let mut take = |bufs: &[LocalBuf]| {
             let from = at;
@@ -564,7 +573,8 @@ impl Core {
             operand: &bytes[operand],
             compare: &bytes[compare],
         };
-        let mut before = Vec::new();
+        let mut before = std::mem::take(&mut self.values);
+        before.clear();
         let attempt = self.change(berth, atomic.to, place, |this| {
             Attempt::of(place.write(span, |offset, _, len| {
                 this.memory.atomic_there(place.section, offset, len, &what, &mut before)
@@ -573,6 +583,7 @@ impl Core {
         if atomic.kind != AtomicKind::Plain && matches!(attempt, Attempt::Over(Status::Ok)) {
             Bufs::new(atomic.result).scatter(0, &before);
         }
+        self.values = before;
         attempt
     }
 }

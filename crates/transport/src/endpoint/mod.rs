@@ -307,6 +307,8 @@ struct Core {
     /// A post was refused since the last sleep.
     refused: bool,
     tally: Tally,
+    /// The room of an atomic operation's former values, kept for the next one.
+    values: Vec<u8>,
     ticks: u64,
     /// Until this tick a long message counts as just ended.
     recent_until: u64,
@@ -406,6 +408,7 @@ impl Core {
             backlog_bytes: 0,
             refused: false,
             tally: Tally::default(),
+            values: Vec::new(),
             ticks: 0,
             recent_until: 0,
             spin_plan: Spin::new(),

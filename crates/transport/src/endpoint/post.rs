@@ -27,7 +27,7 @@ fn flags_of(tagged: bool, data: Option<u64>) -> u8 {
     tagged | if data.is_some() { flag::DATA } else { 0 }
 }
 
-fn total(bufs: &[LocalBuf]) -> u64 {
+pub(super) fn total(bufs: &[LocalBuf]) -> u64 {
     bufs.iter().map(|b| b.len() as u64).sum()
 }
 
