@@ -67,7 +67,16 @@ enum Command {
 
 /// All commands and options, with help that fits any terminal.
 fn command() -> clap::Command {
-    help::reflow(Cli::command())
+    with_negative(help::reflow(Cli::command()))
+}
+
+/// Takes a negative number after an option for its value, which says what is wrong with it.
+fn with_negative(command: clap::Command) -> clap::Command {
+    let option = |arg: clap::Arg| {
+        let takes = arg.get_action().takes_values() && !arg.is_positional();
+        arg.allow_negative_numbers(takes)
+    };
+    command.mut_args(option).mut_subcommands(with_negative)
 }
 
 /// The command line; a mistake is reported as all errors are, with "isthmus:", and is status 2.

@@ -95,8 +95,11 @@ mod tests {
         };
         assert!(said(&["ps", "--nosuch"]).starts_with("isthmus: unexpected argument '--nosuch'"));
         assert!(said(&["run", "-np", "2", "--", "true"]).contains("write -n 2, or --np 2"));
+        let said_of_rounds = said(&["bench", "lane", "--rounds", "-1"]);
+        assert!(said_of_rounds.starts_with("isthmus: invalid value '-1' for '--rounds"), "{said_of_rounds}");
         let of = |value| said(&["run", "--vms", value, "-n", "2", "--", "true"]);
         for (value, wrong) in [
+            ("-1", "-1 is not in 0..=4294967295"),
             ("two", "it is not a whole number"),
             ("", "it is not a whole number"),
             ("99999999999999999999", "the number is out of range"),
