@@ -59,6 +59,8 @@ const RUDE: u32 = 8;
 static SERVED_FOR_A_WHILE: LazyLock<Mutex<(Served, u32)>> = LazyLock::new(|| Mutex::new((serve(), 0)));
 
 fn serve() -> Served {
+    // As in any program of Rust's; a main function in C leaves it to end the process.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGPIPE, Arc::default());
     let dir = tempfile::tempdir().expect("a place for sockets");
     let mut config = Config::new(dir.path(), 8 << 20);
     config.vms = vec![Vm { name: "vm1".into(), ranks: 1 }];

@@ -140,10 +140,14 @@ impl<'a> Take<'a> {
     }
 
     fn object_name(&mut self) -> Result<String> {
-        let bytes = self.bytes(MAX_NAME + 1)?;
+        self.exact_name(MAX_NAME + 1, "an object's name is not UTF-8")
+    }
+
+    /// A name that must be another one's as it is.
+    fn exact_name(&mut self, room: usize, what: &'static str) -> Result<String> {
+        let bytes = self.bytes(room)?;
         let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
-        String::from_utf8(bytes[..end].to_vec())
-            .map_err(|_| Error::BadFrame { what: "an object's name is not UTF-8" })
+        String::from_utf8(bytes[..end].to_vec()).map_err(|_| Error::BadFrame { what })
     }
 
     fn kind(&mut self) -> Result<Kind> {
@@ -342,7 +346,7 @@ impl Request {
             }
             kind::SHARE => {
                 let (index, how, incarnation) = (take.u32()?, take.u32()?, take.u64()?);
-                let name = take.name()?;
+                let name = take.exact_name(NAME_BYTES, "a system's name is not UTF-8")?;
                 let sharing = match how {
                     0 => Sharing::All,
                     1 => Sharing::Own,
