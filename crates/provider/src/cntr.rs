@@ -1,5 +1,5 @@
-//! Counters, as in fi_cntr(3). Reading one makes the progress of the endpoints that are bound to it, but for a few reads in a row that find
-//! what has completed since ([`UNMOVED`]).
+//! Counters, as in fi_cntr(3). Reading one makes the progress of the endpoints that are bound to it, unless it has news and progress can wait
+//! ([`Ep::can_wait`]).
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use isthmus_cabi::Poison;
 use isthmus_fabric_sys::*;
 
 use crate::core::Core;
-use crate::cq::{Progress, UNMOVED, get_wait, is_crowded, progress, waiter};
+use crate::cq::{Progress, get_wait, is_crowded, progress, waiter};
 use crate::domain::Domain;
 use crate::ep::Ep;
 use crate::lock::Lock;
@@ -33,8 +33,6 @@ struct Counts {
     failed: u64,
     /// The sum of both when the counter was read last.
     seen: u64,
-    /// Reads that found more than the one before, and made no progress, since one that did for that reason.
-    unmoved: u32,
     patience: Patience,
 }
 
@@ -80,7 +78,7 @@ impl Cntr {
             return Err(FI_ENOSYS);
         }
         let waiter = waiter(wait)?;
-        let counts = Counts { done: 0, failed: 0, seen: 0, unmoved: 0, patience: Patience::FULL };
+        let counts = Counts { done: 0, failed: 0, seen: 0, patience: Patience::FULL };
         let fid = object::head(FI_CLASS_CNTR, context, &FID_OPS);
         Ok(Arc::new(Self {
             head: fid_cntr { fid, ops: &OPS },
@@ -132,18 +130,15 @@ impl Cntr {
         self.poll_short().unwrap_or_else(|| self.poll_on())
     }
 
-    /// The short way where locks are left out, and operations have completed since the last read, most of them in their calls: for as many
-    /// reads in a row as messages can wait meanwhile, since it makes no progress, and while the endpoint has nothing under way that would
-    /// need some.
+    /// The short way where locks are left out, operations have completed since the last read, most of them in their calls, and progress can
+    /// wait.
     fn poll_short(&self) -> Option<(u64, u64)> {
         let (endpoints, mut counts) = (self.endpoints.without_lock()?, self.counts.without_lock()?);
         let [endpoint] = endpoints.as_slice() else { return None };
         let sum = counts.done.wrapping_add(counts.failed);
-        if sum == counts.seen || counts.unmoved == UNMOVED || endpoint.has_transfers() {
-            counts.unmoved = 0;
+        if sum == counts.seen || !endpoint.can_wait() {
             return None;
         }
-        counts.unmoved += 1;
         counts.seen = sum;
         counts.patience = Patience::FULL;
         Some((counts.done, counts.failed))

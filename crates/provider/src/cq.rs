@@ -1,8 +1,8 @@
 //! Completion queues, as in fi_cq(3).
 //!
-//! Reading a queue makes the progress of the endpoints that are bound to it, in both directions, but for a few reads in a row of
-//! short operations that completed in their calls ([`UNMOVED`]); there is no other progress. A queue grows as needed: its size is a
-//! hint, and it is never overrun.
+//! Reading a queue makes the progress of the endpoints that are bound to it, in both directions, unless operations that completed in their
+//! calls are there and progress can wait ([`Ep::can_wait`]); there is no other progress. A queue grows as needed: its size is a hint, and
+//! it is never overrun.
 //!
 //! A completion that failed stays at the queue's front, and reads answer `-FI_EAVAIL`, until `fi_cq_readerr` takes it.
 //!
@@ -29,10 +29,6 @@ use crate::wait::{self, Patience, Rest, Waiter};
 
 /// Completions that a queue has room for without allocating.
 const ROOM: usize = 1024;
-/// Most reads in a row, of a queue or a counter, that make no progress.
-pub(crate) const UNMOVED: u32 = 16;
-/// Bytes of an operation that is short.
-const SHORT: u64 = 4096;
 
 /// A completion: one cache line.
 #[repr(align(64))]
@@ -74,8 +70,6 @@ pub(crate) struct Cq {
 
 struct Queue {
     ready: VecDeque<Entry>,
-    /// Reads that took from it, and made no progress, since one that did for that reason.
-    unmoved: u32,
     patience: Patience,
     signaled: bool,
     /// Threads that are in a call which `fi_cq_signal` ends.
@@ -191,7 +185,6 @@ impl Cq {
         let fid = object::head(FI_CLASS_CQ, context, &FID_OPS);
         let queue = Queue {
             ready: VecDeque::with_capacity(ROOM),
-            unmoved: 0,
             patience: Patience::FULL,
             signaled: false,
             callers: 0,
@@ -297,17 +290,14 @@ impl Cq {
         }
     }
 
-    /// The short way of short operations on remote memory, most of which completed in their calls: for as many reads in a row as messages
-    /// can wait meanwhile, since it makes no progress, and while the endpoint has nothing under way that would need some.
+    /// The short way of operations on remote memory, most of which completed in their calls: without progress, as long as that can wait.
     #[inline(never)]
     fn read_operations(&self, endpoint: &Ep, queue: &mut Queue, to: &mut Destination) -> Option<usize> {
         let first = queue.ready.front()?;
-        let is_one = first.flags & (FI_RMA | FI_ATOMIC) != 0 && first.len <= SHORT && first.fault.is_none();
-        if !is_one || queue.unmoved == UNMOVED || endpoint.has_transfers() {
-            queue.unmoved = 0;
+        let is_one = first.flags & (FI_RMA | FI_ATOMIC) != 0 && first.fault.is_none();
+        if !is_one || !endpoint.can_wait() {
             return None;
         }
-        queue.unmoved += 1;
         self.waiter.disarm();
         // SAFETY: `read_short` has found room in the arrays of this read.
         unsafe { self.copy(first, to) };

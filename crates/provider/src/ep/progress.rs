@@ -70,6 +70,14 @@ impl Ep {
         self.state.try_lock().is_some_and(|s| s.transport.as_ref().is_some_and(Endpoint::is_crowded))
     }
 
+    /// Whether a call that has something to tell already may leave progress to the next one ([`Endpoint::can_wait`]). Only where locks are
+    /// left out.
+    #[inline]
+    pub(crate) fn can_wait(&self) -> bool {
+        let Some(mut state) = self.state.without_lock() else { return false };
+        !state.moving && state.transport.as_mut().is_some_and(Endpoint::can_wait)
+    }
+
     /// Whether a long message or an operation is under way, which may complete soon.
     pub(crate) fn has_transfers(&self) -> bool {
         self.state.try_lock().is_some_and(|s| s.transport.as_ref().is_some_and(Endpoint::has_transfers))

@@ -161,7 +161,8 @@ impl Endpoint {
     }
 
     /// Writes one buffer to remote memory at once, if the target lives and the memory is in the region, and was used by the last operation
-    /// there. Gives whether it did; if not, nothing has completed, and the caller uses [`Endpoint::write`].
+    /// there. Gives whether it did; if not, nothing has completed, and the caller uses [`Endpoint::write`], which also says if the target has died
+    /// in the middle.
     #[inline(always)] // all that a short operation takes, in its caller
     pub fn write_at_once(&mut self, to: PeerId, key: u64, addr: u64, buf: LocalBuf) -> bool {
         self.core.write_at_once(&self.berth, to, key, addr, buf)
@@ -264,10 +265,16 @@ impl Endpoint {
 
     /// Whether an operation is under way that may end soon, or a long message has just ended whose remote
     /// endpoint may still copy its last pieces. Never where processors are short.
-    #[inline]
     pub fn has_transfers(&self) -> bool {
         let Some(berth) = &self.berth else { return false };
         self.core.has_transfers(berth)
+    }
+
+    /// Whether progress can wait until the program's next call: nothing has come, and nothing is under way. Up to 16 times in a row, since
+    /// there are things to do now and then.
+    pub fn can_wait(&mut self) -> bool {
+        let Some(berth) = &self.berth else { return false };
+        self.core.can_wait(berth)
     }
 
     /// Gets ready to sleep. If there is nothing to do, senders ring the endpoint from now on, until

@@ -94,13 +94,13 @@ impl Known {
         self.spot_in_page(range, range.skip + at, len)
     }
 
-    /// The same in the only page that these bytes lie in, if it is granted, as [`Pages::find`].
+    /// The same in the page that all of these bytes lie in, if it is granted, as [`Pages::find`].
     #[inline(never)]
     fn spot_in_page(&self, range: &Range, at: u64, len: u64) -> Option<Spot> {
         let (pool, owner) = self.pool.as_ref()?;
         let list = range.offset + at / PAGE * 8;
         let granted = Granted::of_word(self.section.word("list of pages", list).ok()?.get())?;
-        let stands = at % PAGE + len <= PAGE && pool.stands(*owner, granted);
+        let stands = pool.stands(*owner, granted);
         let offset = pool.place(granted, at % PAGE, len).ok().filter(|_| stands)?;
         Some(Spot { offset, page: Some((list, granted)) })
     }
@@ -414,7 +414,7 @@ impl Core {
         let Some((published, at)) = known.found_last(key, addr, len, registrations::WRITE) else {
             return false;
         };
-        if self.is_behind(published, to) {
+        if self.takes_long(published, at, len, to) {
             return false;
         }
         berth.hold.take(known.owner);
@@ -439,7 +439,7 @@ impl Core {
         let Some((published, at)) = known.found_last(key, addr, len, registrations::READ) else {
             return false;
         };
-        if self.is_behind(published, to) {
+        if self.takes_long(published, at, len, to) {
             return false;
         }
         let Some(spot) = known.spot(published, at, len) else { return false };
@@ -452,10 +452,13 @@ impl Core {
         is_over
     }
 
-    /// Whether operations on the target's own memory that are under way by messages would be overtaken.
+    /// Whether these bytes of the target's own memory lie in more than one page, or operations that are under way by messages would be
+    /// overtaken.
     #[inline(always)] // a few instructions of a short operation
-    fn is_behind(&self, published: &Published, to: PeerId) -> bool {
-        published.range.access & registrations::PAGES != 0 && self.operations.one_sided(to) > 0
+    fn takes_long(&self, published: &Published, at: u64, len: u64, to: PeerId) -> bool {
+        let range = &published.range;
+        range.access & registrations::PAGES != 0
+            && ((range.skip + at) % PAGE + len > PAGE || self.operations.one_sided(to) > 0)
     }
 
     #[inline]

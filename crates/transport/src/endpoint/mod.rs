@@ -310,6 +310,8 @@ struct Core {
     /// The room of an atomic operation's former values, kept for the next one.
     values: Vec<u8>,
     ticks: u64,
+    /// How often in a row [`Core::can_wait`] said so.
+    waited: u32,
     /// Until this tick a long message counts as just ended.
     recent_until: u64,
     spin_plan: Spin,
@@ -410,6 +412,7 @@ impl Core {
             tally: Tally::default(),
             values: Vec::new(),
             ticks: 0,
+            waited: 0,
             recent_until: 0,
             spin_plan: Spin::new(),
             leaving: false,

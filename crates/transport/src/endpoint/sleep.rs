@@ -16,7 +16,7 @@ use isthmus_lockfree::sleep::{self, Bell};
 use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::doorbell::Sleeper;
 use isthmus_region::format::GlobalSlot;
-use isthmus_region::roster::Record;
+use isthmus_region::roster::{Present, Record};
 
 use super::{Berth, Core};
 use crate::lane::{Asked, Outgoing, Request};
@@ -62,6 +62,8 @@ impl Asleep {
     }
 }
 
+/// As [`super::Endpoint::can_wait`] says.
+const MOST_WAITS: u32 = 16;
 /// Polls for which [`super::Endpoint::has_transfers`] counts a long message that has ended.
 pub(super) const RECENT: u64 = 2048;
 
@@ -98,10 +100,24 @@ impl Berth {
 
 impl Core {
     /// As [`super::Endpoint::has_transfers`].
-    #[inline]
     pub(super) fn has_transfers(&self, berth: &Berth) -> bool {
         let under_way = !self.busy.is_empty() || self.operations.has_any();
         !berth.crowded && (under_way || self.ticks < self.recent_until)
+    }
+
+    /// As [`super::Endpoint::can_wait`].
+    pub(super) fn can_wait(&mut self, berth: &Berth) -> bool {
+        let arrived = |number: &u32| matches!(berth.incoming.get(*number as usize), Some(Some(lane)) if lane.arrived().is_some());
+        let can_wait = self.waited < MOST_WAITS
+            && self.busy.is_empty()
+            && !self.operations.has_any()
+            && self.completions.is_empty()
+            && berth.waiters.is_empty()
+            && !berth.hot.iter().any(arrived)
+            // Lanes that are not hot may wait for a few calls.
+            && (!self.waited.is_multiple_of(4) || berth.roster.peers().iter().all(Present::is_quiet));
+        self.waited = if can_wait { self.waited + 1 } else { 0 };
+        can_wait
     }
 
     /// As [`super::Endpoint::fall_asleep`].
