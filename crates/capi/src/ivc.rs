@@ -532,7 +532,7 @@ pub unsafe extern "C" fn isthmus_channel_readv(
         // SAFETY: by this function's contract, `pieces` is null or `count` pieces, which no thread writes during the call.
         let pieces = unsafe { given(pieces, count) }?;
         // SAFETY: by this function's contract, the pieces are null or good for writing their bytes.
-        unsafe { vectored(pieces, |buf| Ok(channel.read_buf(buf)?), || channel.tell_again()) }
+        unsafe { vectored(pieces, |buf| Ok(channel.read_buf(buf)?), || channel.tell_read_again()) }
     };
     // SAFETY: by this function's contract, `channel` is null or an open handle.
     unsafe { moving(channel, body) }
@@ -552,7 +552,7 @@ pub unsafe extern "C" fn isthmus_channel_writev(
         // SAFETY: by this function's contract, `pieces` is null or `count` pieces, which no thread writes during the call.
         let pieces = unsafe { given(pieces, count) }?;
         // SAFETY: by this function's contract, the pieces are null or good for reading their bytes.
-        unsafe { vectored(pieces, |buf| Ok(channel.write_buf(buf)?), || {}) }
+        unsafe { vectored(pieces, |buf| Ok(channel.write_buf(buf)?), || channel.tell_write_again()) }
     };
     // SAFETY: by this function's contract, `channel` is null or an open handle.
     unsafe { moving(channel, body) }

@@ -120,7 +120,7 @@ impl Channel {
                     }
                 }
                 Err(_) if done > 0 => {
-                    self.tell_again();
+                    self.tell_read_again();
                     break;
                 }
                 Err(e) => return Err(e),
@@ -130,7 +130,7 @@ impl Channel {
     }
 
     /// For a caller that did not pass on the error of a read: [`crate::Context::arm`] reports the end of reading until one is.
-    pub fn tell_again(&self) {
+    pub fn tell_read_again(&self) {
         lock(&self.link.reader).told = false;
     }
 
@@ -147,8 +147,8 @@ impl Channel {
         let put = link.write_with(&mut core, from.len() as u64, |to, at, len| {
             // Cannot fail, as in `read`.
             let _ = link.ring.put(to, &from[size(at)..size(at + len)]);
-        })?;
-        Ok(size(put))
+        });
+        core.tell(put).map(size)
     }
 
     /// As [`Channel::write`], from a buffer given by its address.
@@ -160,8 +160,8 @@ impl Channel {
         let mut core = lock(&link.writer);
         let put = link.write_with(&mut core, from.len() as u64, |to, at, len| {
             let _ = link.ring.fill(to, from.part(size(at), size(len)));
-        })?;
-        Ok(size(put))
+        });
+        core.tell(put).map(size)
     }
 
     /// As [`Channel::write`], from one buffer after the other.
@@ -178,11 +178,19 @@ impl Channel {
                         break;
                     }
                 }
-                Err(_) if done > 0 => break,
+                Err(_) if done > 0 => {
+                    self.tell_write_again();
+                    break;
+                }
                 Err(e) => return Err(e),
             }
         }
         Ok(done)
+    }
+
+    /// For a caller that did not pass on the error of a write: [`crate::Context::arm`] reports the end of writing until one is.
+    pub fn tell_write_again(&self) {
+        lock(&self.link.writer).told = false;
     }
 
     /// Reads at least one byte, waiting at most `limit`, or for ever: spins, then yields, then sleeps.
@@ -286,10 +294,11 @@ impl Channel {
         let link = &*self.link;
         let mut core = lock(&link.writer);
         let most = most as u64;
-        let len = match link.may_write(&mut core)? {
-            true => link.make_room(&mut core, most)?.min(most),
-            false => 0,
+        let room = match link.may_write(&mut core) {
+            Ok(true) => link.make_room(&mut core, most).map(|room| room.min(most)),
+            other => other.map(|_| 0),
         };
+        let len = core.tell(room)?;
         core.reserved = len;
         let bytes = &link.ring;
         Ok(pieces(core.positions.written(), len, bytes.len()).map(|(at, len)| WritePiece { bytes, at, len }))
@@ -303,7 +312,8 @@ impl Channel {
     pub fn commit(&self, len: usize) -> Result<()> {
         let link = &*self.link;
         let mut core = lock(&link.writer);
-        if !link.may_write(&mut core)? {
+        let may = link.may_write(&mut core);
+        if !core.tell(may)? {
             return Err(link.error(Ended::Suspended));
         }
         let value = len as u64;

@@ -467,6 +467,44 @@ fn a_program_that_polls_hears_of_the_end_until_it_was_told() {
 }
 
 #[test]
+fn a_program_that_polls_for_room_hears_that_nobody_reads_until_it_was_told() {
+    let world = World::new();
+    let (a, b) = (world.context(1), world.context(2));
+    a.events();
+    a.descriptor().unwrap();
+    let watched = || {
+        let (here, there) = pair(&a, &b);
+        here.watch(Interest { read: false, write: true });
+        while here.write(&[5; 4096]).unwrap() > 0 {}
+        a.events();
+        assert!(a.arm(), "there is no room");
+        (here, there)
+    };
+    type Tell = fn(&Channel) -> isthmus_ivc::Result<()>;
+    let ways: [Tell; 3] = [|c| c.write(&[0]).map(drop), |c| c.reserve(1).map(drop), |c| c.commit(0)];
+    for tell in ways {
+        let (here, there) = watched();
+        drop(there);
+        // Whoever looks first, and says nothing.
+        here.wait_writable(1, SOON).unwrap();
+        assert!(!a.arm() && !a.arm(), "nobody reads, and no call has said so");
+        assert!(matches!(tell(&here), Err(Error::Closed { .. })));
+        assert!(a.arm(), "the program knows");
+    }
+    // What keeps an error back, as some bytes were moved before it.
+    let (here, there) = watched();
+    drop(there);
+    assert!(matches!(here.write(&[0]), Err(Error::Closed { .. })));
+    here.tell_write_again();
+    assert!(!a.arm());
+    drop(here);
+    // The program itself ends it.
+    let (here, _there) = watched();
+    here.shutdown_write();
+    assert!(a.arm());
+}
+
+#[test]
 fn a_suspended_channel_hands_its_unread_bytes_over() {
     let world = World::new();
     let (a, b) = (world.context(1), world.context(2));

@@ -29,6 +29,8 @@ pub(crate) struct Writer {
     /// Bytes that the last reservation gave and no commit has used.
     pub(crate) reserved: u64,
     pub(crate) ended: Option<Ended>,
+    /// Whether the program knows that writing has ended. Any thread that polls may find that out, and not tell.
+    pub(crate) told: bool,
     pub(super) paused: bool,
 }
 
@@ -43,8 +45,16 @@ impl Writer {
             armed: false,
             reserved: 0,
             ended: None,
+            told: false,
             paused: false,
         }
+    }
+
+    /// Passes on what the program gets: an error tells it that writing has ended.
+    #[inline]
+    pub(crate) fn tell<T>(&mut self, result: Result<T>) -> Result<T> {
+        self.told |= result.is_err();
+        result
     }
 }
 
@@ -216,6 +226,7 @@ impl Link {
     pub(crate) fn shut_write(&self) {
         {
             let mut core = lock(&self.writer);
+            core.told = true;
             if core.ended.is_none() {
                 core.ended = Some(Ended::Closed);
             }
@@ -244,17 +255,16 @@ impl Link {
         Ok(written - core.positions.read_seen())
     }
 
-    /// Prepares for a poll of the descriptor; returns whether there is room already, or writing has ended just now.
+    /// Prepares for a poll of the descriptor; returns whether there is room already, or writing has ended, which no call has told.
     pub(super) fn arm_writer(&self) -> bool {
         let mut core = lock(&self.writer);
         core.armed = true;
         core.sleeps += 1;
         sleep::announce_sleep(self.own.writer(at::ROOM), core.sleeps, Bell::Service);
-        let was = core.ended;
         match self.may_write(&mut core) {
             Ok(true) => self.make_room(&mut core, 1).is_err() || core.positions.room() > 0,
             Ok(false) => false,
-            Err(_) => was.is_none(),
+            Err(_) => !core.told,
         }
     }
 }
