@@ -225,6 +225,69 @@ static void access_and_keys(struct side *s)
 	free(ordinary);
 }
 
+/* Calls of each form on memory that was used last, which may take the short way: what is refused is refused there, too. */
+static void forms_of_calls(struct side *s)
+{
+	size_t most = s->info->tx_attr->inject_size;
+	publish(s, 1, FI_REMOTE_READ | FI_REMOTE_WRITE);
+	barrier();
+	if (rank_here == 0) {
+		uint64_t before = fi_cntr_read(s->cntr);
+		struct iovec iov = {.iov_base = out, .iov_len = 8};
+		struct fi_rma_iov place = {.addr = 64, .len = 8, .key = 1};
+		struct fi_msg_rma m = {.msg_iov = &iov, .iov_count = 1, .addr = s->other, .rma_iov = &place, .rma_iov_count = 1, .context = out};
+		fill(out, most + 8, 7);
+		POST(s, fi_write(s->ep, out, 8, NULL, s->other, 64, 1, out));
+		done(s);
+		POST(s, fi_writemsg(s->ep, &m, FI_COMPLETION));
+		CHECK(done(s).op_context == out);
+		iov.iov_base = in;
+		memset(in, 0, 8);
+		POST(s, fi_readmsg(s->ep, &m, FI_COMPLETION));
+		done(s);
+		filled(in, 8, 7);
+		/* Nothing, which is there. */
+		iov = (struct iovec){0};
+		place.len = 0;
+		POST(s, fi_writemsg(s->ep, &m, FI_COMPLETION));
+		done(s);
+		counted(s, before + 4);
+		/* A place of another length, nothing of a length, no parts where there is one, and no place. */
+		place.len = 8;
+		EQUAL(fi_writemsg(s->ep, &m, 0), -FI_EINVAL);
+		iov.iov_len = 8;
+		EQUAL(fi_writemsg(s->ep, &m, 0), -FI_EINVAL);
+		EQUAL(fi_readmsg(s->ep, &m, 0), -FI_EINVAL);
+		m.msg_iov = NULL;
+		EQUAL(fi_writemsg(s->ep, &m, 0), -FI_EINVAL);
+		m.msg_iov = &iov;
+		iov.iov_base = out;
+		m.rma_iov_count = 0;
+		EQUAL(fi_writemsg(s->ep, &m, 0), -FI_EINVAL);
+		m.rma_iov_count = 1;
+		EQUAL(fi_write(s->ep, NULL, 8, NULL, s->other, 64, 1, out), -FI_EINVAL);
+		/* Injected: no entry, and not more than that takes. */
+		POST(s, fi_inject_write(s->ep, out, 8, s->other, 128, 1));
+		POST(s, fi_inject_write(s->ep, out, most, s->other, 256, 1));
+		counted(s, before + 6);
+		EQUAL(fi_inject_write(s->ep, out, most + 1, s->other, 256, 1), -FI_EMSGSIZE);
+		iov.iov_len = place.len = most + 1;
+		EQUAL(fi_writemsg(s->ep, &m, FI_INJECT), -FI_EMSGSIZE);
+		silent(s);
+		EQUAL(fi_cntr_readerr(s->cntr), 0);
+	}
+	barrier();
+	if (rank_here == 1) {
+		filled(exposed + 64, 8, 7);
+		filled(exposed + 128, 8, 7);
+		filled(exposed + 256, most, 7);
+		EQUAL(exposed[256 + most], 0);
+	}
+	barrier();
+	unpublish(s);
+	barrier();
+}
+
 /* Words that are changed directly, by messages and by the program itself: nothing is lost. Both kinds of way lead to the
    same memory, registered as a part of the region and, with data for its completions, by messages. */
 static void all_ways_at_once(struct side *s)
@@ -461,6 +524,8 @@ static const struct test tests[] = {
 	{"target_asleep_safe", target_asleep, &safe},
 	{"target_asleep_basic", target_asleep, &basic},
 	{"access_and_keys", access_and_keys, NULL},
+	{"forms_of_calls", forms_of_calls, NULL},
+	{"forms_of_calls_safe", forms_of_calls, &safe},
 	{"all_ways_at_once", all_ways_at_once, NULL},
 	{"order", order, NULL},
 	{"messages_come_meanwhile", messages_come_meanwhile_queue, NULL},
