@@ -1088,15 +1088,24 @@ CASE(signal_first_thread, "A signal to the process interrupts semop of its first
 		for (int i = 1; i <= 40; i++) {
 			atomic_store(&turn->entered, i);
 			FAILS(semop1(id, 0, -1, 0), EINTR);
-			EQUAL(atomic_load(&signals_caught), i);
+			CHECK(atomic_load(&signals_caught) >= i);
+			atomic_store(&turn->value, i);
 		}
 		_exit(0);
 	}
+	int others = 0;
 	for (int i = 1; i <= 40; i++) {
 		CHECK(sleeps(pid, pid, &turn->entered, i, &turn->returned));
-		/* One that is blocked at that moment is the other thread's by right. */
-		sleeps_for(pid, pid, SIGUSR1);
-		kill(pid, SIGUSR1);
+		/* One that is blocked at that moment is the other thread's by right. So is one that comes in a moment in which the sleep has ended by
+		   itself, as it does a few times in a second: that is seldom, and such a signal is sent again. */
+		do {
+			sleeps_for(pid, pid, SIGUSR1);
+			kill(pid, SIGUSR1);
+			double until = now() + 2;
+			while (atomic_load(&turn->value) != i && now() < until)
+				pause_us(200);
+		} while (atomic_load(&turn->value) != i && ++others <= 2);
+		CHECK(others <= 2);
 	}
 	JOIN(pid);
 }
