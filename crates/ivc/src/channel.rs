@@ -129,9 +129,10 @@ impl Channel {
         Ok(done)
     }
 
-    /// For a caller that did not pass on the error of a read: [`crate::Context::arm`] reports the end of reading until one is.
+    /// For a caller that did not pass on the error of its last read: [`crate::Context::arm`] reports the end of reading until one is.
     pub fn tell_read_again(&self) {
-        lock(&self.link.reader).told = false;
+        let mut core = lock(&self.link.reader);
+        core.told = core.told.saturating_sub(1);
     }
 
     /// Writes as much of `from` as there is room for, without waiting. Returns 0 if there is no room now, or the channel is
@@ -188,9 +189,10 @@ impl Channel {
         Ok(done)
     }
 
-    /// For a caller that did not pass on the error of a write: [`crate::Context::arm`] reports the end of writing until one is.
+    /// For a caller that did not pass on the error of its last write: [`crate::Context::arm`] reports the end of writing until one is.
     pub fn tell_write_again(&self) {
-        lock(&self.link.writer).told = false;
+        let mut core = lock(&self.link.writer);
+        core.told = core.told.saturating_sub(1);
     }
 
     /// Reads at least one byte, waiting at most `limit`, or for ever: spins, then yields, then sleeps.

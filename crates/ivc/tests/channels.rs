@@ -497,6 +497,10 @@ fn a_program_that_polls_for_room_hears_that_nobody_reads_until_it_was_told() {
     assert!(matches!(here.write(&[0]), Err(Error::Closed { .. })));
     here.tell_write_again();
     assert!(!a.arm());
+    // Another thread was told meanwhile.
+    assert!((0..2).all(|_| here.write(&[0]).is_err()));
+    here.tell_write_again();
+    assert!(a.arm());
     drop(here);
     // The program itself ends it.
     let (here, _there) = watched();

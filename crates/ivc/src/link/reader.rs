@@ -35,8 +35,8 @@ pub(crate) struct Reader {
     /// Bytes that the program was shown, and has neither read nor given back.
     pub(crate) shown: u64,
     pub(crate) ended: Option<Ended>,
-    /// Whether the program knows that reading has ended. Any thread that polls may find that out, and not tell.
-    pub(crate) told: bool,
+    /// How often the program was told that reading has ended. Any thread that polls may find that out, and not tell.
+    pub(crate) told: u32,
 }
 
 impl Reader {
@@ -53,14 +53,14 @@ impl Reader {
             rung: 0,
             shown: 0,
             ended: None,
-            told: false,
+            told: 0,
         }
     }
 
     /// Passes on what the program gets: an error tells it that reading has ended.
     #[inline]
     pub(crate) fn tell<T>(&mut self, result: Result<T>) -> Result<T> {
-        self.told |= result.is_err();
+        self.told = self.told.saturating_add(result.is_err().into());
         result
     }
 }
@@ -245,7 +245,7 @@ impl Link {
         {
             let mut core = lock(&self.reader);
             core.ended.get_or_insert(Ended::Closed);
-            core.told = true;
+            core.told = core.told.saturating_add(1);
             self.own.reader(at::STOPPED).set(STOPPED);
         }
         self.ring_both();
@@ -269,6 +269,6 @@ impl Link {
         // Before the poll: what was published until the answer was not announced (P4).
         core.unsure = !core.thermostat.settled(self.partner.writer(at::ANSWER));
         let ended = self.poll(&mut core).is_err();
-        (ended && !core.told) || core.positions.available() > 0
+        (ended && core.told == 0) || core.positions.available() > 0
     }
 }

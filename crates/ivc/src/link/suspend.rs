@@ -72,7 +72,7 @@ impl Link {
                 core.ended = Some(Ended::Suspended);
             }
             // By the event.
-            core.told = true;
+            core.told = core.told.saturating_add(1);
         }
         self.alarm.set(1);
         self.shared.sleeper.wake_all();

@@ -29,8 +29,8 @@ pub(crate) struct Writer {
     /// Bytes that the last reservation gave and no commit has used.
     pub(crate) reserved: u64,
     pub(crate) ended: Option<Ended>,
-    /// Whether the program knows that writing has ended. Any thread that polls may find that out, and not tell.
-    pub(crate) told: bool,
+    /// How often the program was told that writing has ended. Any thread that polls may find that out, and not tell.
+    pub(crate) told: u32,
     pub(super) paused: bool,
 }
 
@@ -45,7 +45,7 @@ impl Writer {
             armed: false,
             reserved: 0,
             ended: None,
-            told: false,
+            told: 0,
             paused: false,
         }
     }
@@ -53,7 +53,7 @@ impl Writer {
     /// Passes on what the program gets: an error tells it that writing has ended.
     #[inline]
     pub(crate) fn tell<T>(&mut self, result: Result<T>) -> Result<T> {
-        self.told |= result.is_err();
+        self.told = self.told.saturating_add(result.is_err().into());
         result
     }
 }
@@ -226,7 +226,7 @@ impl Link {
     pub(crate) fn shut_write(&self) {
         {
             let mut core = lock(&self.writer);
-            core.told = true;
+            core.told = core.told.saturating_add(1);
             if core.ended.is_none() {
                 core.ended = Some(Ended::Closed);
             }
@@ -264,7 +264,7 @@ impl Link {
         match self.may_write(&mut core) {
             Ok(true) => self.make_room(&mut core, 1).is_err() || core.positions.room() > 0,
             Ok(false) => false,
-            Err(_) => !core.told,
+            Err(_) => core.told == 0,
         }
     }
 }
