@@ -104,6 +104,8 @@ impl Config {
     /// The same for a region of which something is asked.
     pub fn of(dir: impl Into<PathBuf>, region: RegionOptions) -> Self {
         let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        // As the region has it, and as others say it.
+        let name = cut(&name, NAME_BYTES).to_owned();
         Self {
             dir: dir.into(),
             attach_socket: None,
@@ -248,6 +250,8 @@ impl Drop for MadeFolder {
 
 /// Mode of sockets that nobody else may use.
 const OWNER_ONLY: u32 = 0o600;
+/// Most bytes of the name of a host or VM.
+const NAME_BYTES: usize = 63;
 
 /// Links by which QEMU opens the files of an isolated region, or that of a memory device. They are removed at the end.
 #[derive(Debug)]
@@ -670,7 +674,7 @@ fn bells() -> Result<(Arc<OwnedFd>, Section)> {
 /// # Errors
 /// What is wrong, for people.
 pub fn check_name(name: &str) -> std::result::Result<(), &'static str> {
-    if name.is_empty() || name.len() > 63 {
+    if name.is_empty() || name.len() > NAME_BYTES {
         return Err("it must have 1 to 63 bytes");
     }
     match name.contains(['/', '\0']) {

@@ -16,13 +16,14 @@ use isthmus_region::objects::sysv::{Change, Sharing};
 use isthmus_region::objects::{Access, Kind, NewObject, ObjectGrant};
 use isthmus_region::shared_by_threads::Flag;
 use isthmus_region::signals;
+use isthmus_region::text::printable;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
 use super::connection::Connection;
 use crate::error::Error;
-use crate::protocol::{Code, Reply, Request};
+use crate::protocol::{Code, NAME_BYTES, Reply, Request};
 use crate::socket;
 
 /// How long a process waits that asks or rings in the middle of its messages, and does without an answer.
@@ -345,6 +346,13 @@ impl LocalService for Client {
 
     fn share_object(&self, index: u32, incarnation: u64, sharing: &Sharing) -> isthmus_region::Result<()> {
         let action = "share an object";
+        // A longer one would be cut, and might be another's then.
+        if let Sharing::With(name) | Sharing::Also(name) | Sharing::Next(name) = sharing
+            && (name.len() >= NAME_BYTES || name.contains('\0'))
+        {
+            let reason = format!("no host or VM is called {}", printable(name));
+            return Err(isthmus_region::Error::Service { action, reason });
+        }
         self.done(action, &Request::Share { index, incarnation, sharing: sharing.clone() })
     }
 
@@ -414,6 +422,16 @@ impl Drop for Client {
 mod tests {
     use super::super::connection::tests::{LONG, connection, object};
     use super::*;
+
+    #[test]
+    fn an_object_is_shared_with_nobody_whose_name_would_be_cut() {
+        let (_slow, connection, _dir) = connection();
+        let client = Client::new(connection, Path::new(""), false, None);
+        for name in ["v".repeat(64), "vm1\0x".into()] {
+            let refused = client.share_object(1, 1, &Sharing::With(name));
+            assert!(matches!(refused, Err(isthmus_region::Error::Service { .. })), "{refused:?}");
+        }
+    }
 
     #[test]
     fn watch_fails_at_once_while_another_thread_waits_for_an_answer() {
