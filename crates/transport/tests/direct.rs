@@ -180,3 +180,44 @@ fn memory_of_a_target_that_has_died_is_not_touched() {
     assert!(!pair.write(KEY, BASE, &[2; 8]) && pair.read(KEY, BASE, 8).is_none());
     assert!(pair.memory(0) == model);
 }
+
+#[test]
+fn progress_cannot_wait_once_something_has_come() {
+    let world = World::new(2, 4 << 20);
+    let (mut a, mut b) = (world.patient_endpoint(0), world.patient_endpoint(1));
+    let to = b.resolve(&a.address()).unwrap();
+    let mut got = 0;
+    let mut send = |a: &mut Endpoint, b: &mut Endpoint, tag| {
+        let mut bytes = [7; 8];
+        let bufs = [buf(&mut bytes)];
+        assert_eq!(b.send(&message(to, tag, &bufs)), Ok(Posted::Done));
+        assert!(!a.can_wait(), "message {tag} has come");
+        // What said so is looked at by the progress that comes next.
+        a.progress();
+        got += 1;
+        let mut into = [0; 8];
+        a.receive(&receive(any(tag), &[buf(&mut into)])).unwrap();
+        assert_eq!(alone(a).len(), 1, "message {tag}");
+    };
+    // The lane is new.
+    let mut bytes = [7; 8];
+    let _ = b.send(&message(to, 1, &[buf(&mut bytes)])).unwrap();
+    assert!(!a.can_wait());
+    let mut into = [0; 8];
+    a.receive(&receive(any(1), &[buf(&mut into)])).unwrap();
+    ok(wait_received(&mut a, &mut b));
+    (0..600).for_each(|_| _ = (a.progress(), b.progress()));
+    // It is polled.
+    send(&mut a, &mut b, 2);
+    for _ in 0..3 {
+        assert!((0..16).all(|_| a.can_wait()) && !a.can_wait(), "16 times in a row");
+    }
+    // It is polled no more, and what comes is announced.
+    for tag in 3..6 {
+        if a.fall_asleep(false).is_some() {
+            a.wake_up();
+        }
+        (3..tag).for_each(|_| assert!(a.can_wait()));
+        send(&mut a, &mut b, tag);
+    }
+}

@@ -273,7 +273,7 @@ impl Endpoint {
     /// Whether progress can wait until the program's next call: nothing has come, and nothing is under way. Up to 16 times in a row, since
     /// there are things to do now and then.
     pub fn can_wait(&mut self) -> bool {
-        let Some(berth) = &self.berth else { return false };
+        let Some(berth) = &mut self.berth else { return false };
         self.core.can_wait(berth)
     }
 

@@ -105,18 +105,29 @@ impl Core {
         !berth.crowded && (under_way || self.ticks < self.recent_until)
     }
 
-    /// As [`super::Endpoint::can_wait`].
-    pub(super) fn can_wait(&mut self, berth: &Berth) -> bool {
-        let arrived = |number: &u32| matches!(berth.incoming.get(*number as usize), Some(Some(lane)) if lane.arrived().is_some());
-        let can_wait = self.waited < MOST_WAITS
+    /// As [`super::Endpoint::can_wait`]. Each time counts as a tick, so that what is due now and then is not due later for it.
+    pub(super) fn can_wait(&mut self, berth: &mut Berth) -> bool {
+        let Berth { incoming, hot, cooling, .. } = &*berth;
+        let arrived = |number: &u32| matches!(incoming.get(*number as usize), Some(Some(lane)) if lane.arrived().is_some());
+        let mut can_wait = self.waited < MOST_WAITS
             && self.busy.is_empty()
             && !self.operations.has_any()
             && self.completions.is_empty()
             && berth.waiters.is_empty()
-            && !berth.hot.iter().any(arrived)
-            // Lanes that are not hot may wait for a few calls.
-            && (!self.waited.is_multiple_of(4) || berth.roster.peers().iter().all(Present::is_quiet));
+            && !hot.iter().any(arrived);
+        // Beside hot lanes, others may wait for a few calls.
+        if can_wait && (hot.is_empty() || self.waited.is_multiple_of(4)) {
+            // A sender may not know yet that its lane is polled no more.
+            let is_cooling = cooling.iter().any(arrived);
+            if is_cooling || !berth.roster.peers().iter().all(Present::is_quiet) {
+                // The progress that comes now looks there.
+                berth.next_activity = 0;
+                berth.next_slow = if is_cooling { 0 } else { berth.next_slow };
+                can_wait = false;
+            }
+        }
         self.waited = if can_wait { self.waited + 1 } else { 0 };
+        self.ticks = self.ticks.wrapping_add(can_wait.into());
         can_wait
     }
 
