@@ -48,6 +48,11 @@ pub(crate) fn named(dir: &Path, launcher: &Path) -> Result<Option<PathBuf>> {
     Ok(Some(here.join(name)))
 }
 
+/// Whether the run of directory `dir` has a launcher of MPICH's that was started by such a name.
+pub(crate) fn was_started(dir: &Path) -> bool {
+    dir.join(DIRECTORY).exists()
+}
+
 /// Whether a launcher is a program itself: a script looks for one by the name that it has.
 fn is_binary(launcher: &Path) -> bool {
     let mut magic = [0; 4];

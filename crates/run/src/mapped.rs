@@ -10,7 +10,9 @@
 //!
 //! The proxy's file is `hydra_hwloc_xmlfile_XXXXXX`, the machine's topology for its ranks, which would otherwise each look
 //! for it in hundreds of files of /sys. The proxy has it neither open nor mapped, but keeps its name, so the name is
-//! looked for in the proxy's heap, at the same times.
+//! looked for in the proxy's heap, at the same times. A proxy may have ended before it was looked at, when it falls over a rank that
+//! dies early. So if none of a run's proxies was seen with a file, those go, too, that are as young as the run and that no proxy of the
+//! machine has.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -23,7 +25,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use isthmus_guest::processes;
 use rustix::fs::inotify;
@@ -268,14 +270,53 @@ fn traces_of(dir: &Path, pid: i32) -> Vec<String> {
 /// The files of topologies that process `pid` has made, if it is a proxy whose memory may be read. Its heap has the
 /// environment of its ranks, too, which may name an older file.
 fn topologies_of(dir: &Path, pid: i32) -> Option<Vec<String>> {
-    if fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim_end() != PROXY {
+    if !is_proxy(pid) {
         return None;
     }
-    let begin = fs::metadata(dir.join(BEGUN)).ok()?.modified().ok()?;
-    let of_the_run = |path: &String| {
-        fs::symlink_metadata(path).is_ok_and(|meta| meta.modified().is_ok_and(|made| made >= begin))
-    };
-    Some(topologies_in(&heap(pid)?).into_iter().filter(of_the_run).collect())
+    let begin = begun(dir)?;
+    Some(topologies_in(&heap(pid)?).into_iter().filter(|path| is_since(path, begin)).collect())
+}
+
+fn is_proxy(pid: i32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == PROXY)
+}
+
+/// When the run in `dir` began.
+fn begun(dir: &Path) -> Option<SystemTime> {
+    fs::metadata(dir.join(BEGUN)).ok()?.modified().ok()
+}
+
+fn is_since(path: &str, begin: SystemTime) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|meta| meta.modified().is_ok_and(|made| made >= begin))
+}
+
+/// The files of topologies that were made since the run in `dir` began, and that no proxy of the machine has, if the run's launcher is one
+/// that has proxies. None if that is not known.
+fn ownerless(dir: &Path) -> Option<BTreeSet<String>> {
+    if !crate::hydra::was_started(dir) {
+        return None;
+    }
+    let begin = begun(dir)?;
+    let (place, prefix) = TOPOLOGY.rsplit_once('/')?;
+    let names = fs::read_dir(place).ok()?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let mut young: BTreeSet<String> = names
+        .filter(|name| name.starts_with(prefix))
+        .filter_map(|name| trace_of(&name))
+        .filter(|path| is_since(path, begin))
+        .collect();
+    if young.is_empty() {
+        return None;
+    }
+    let user = rustix::process::geteuid().as_raw();
+    // Another user's proxy has files of that user.
+    let is_ours = |pid| fs::metadata(format!("/proc/{pid}")).is_ok_and(|meta| meta.uid() == user);
+    let proxies = processes::all().ok()?.into_iter().filter(|process| !process.zombie);
+    for pid in proxies.map(|process| process.pid).filter(|pid| is_proxy(*pid) && is_ours(*pid)) {
+        for path in topologies_in(&heap(pid)?) {
+            young.remove(&path);
+        }
+    }
+    Some(young)
 }
 
 /// What process `pid` has in its heap.
@@ -306,12 +347,17 @@ pub(crate) fn remove(dir: &Path, own: &[Pid]) -> bool {
 }
 
 fn remove_within(dir: &Path, own: &[Pid], limit: Duration) -> bool {
-    let Ok(list) = fs::read_to_string(dir.join(LIST)) else { return true };
-    let (topologies, jobs): (BTreeSet<&str>, _) = list.lines().partition(|trace| is_topology(trace));
+    let list = fs::read_to_string(dir.join(LIST)).unwrap_or_default();
+    let (mut topologies, jobs): (BTreeSet<String>, _) =
+        list.lines().map(str::to_owned).partition(|trace| is_topology(trace));
+    if topologies.is_empty() {
+        let dir = dir.to_owned();
+        topologies = within(limit, move || ownerless(&dir)).flatten().unwrap_or_default();
+    }
     let user = rustix::process::geteuid().as_raw();
     for path in topologies {
         // Only a file: what else may have got that name meanwhile is not the proxy's.
-        if fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file() && meta.uid() == user) {
+        if fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_file() && meta.uid() == user) {
             let _ = fs::remove_file(path);
         }
     }
@@ -348,6 +394,8 @@ fn remove_within(dir: &Path, own: &[Pid], limit: Duration) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
 
     #[test]
@@ -401,6 +449,45 @@ mod tests {
         assert!(!others.rest("a", after(1000)));
         others.note("b".into(), after(1500));
         assert_eq!(others.0.keys().collect::<Vec<_>>(), ["b"]);
+    }
+
+    /// A proxy's file that was not seen with it goes if the run's launcher has proxies, none of which was seen with one, and none that
+    /// lives has it.
+    #[test]
+    fn the_file_of_a_proxy_that_nobody_saw_goes_unless_another_has_it() {
+        let make = || {
+            tempfile::Builder::new().prefix("hydra_hwloc_xmlfile_").rand_bytes(6).tempfile_in("/tmp").unwrap()
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let older = make();
+        thread::sleep(Duration::from_millis(20));
+        fs::write(dir.path().join(BEGUN), "").unwrap();
+        let (own, other) = (make(), make());
+        let there = || [&older, &own, &other].map(|file| file.path().exists());
+        // Another job's. Its shell copies the name into its heap.
+        let proxy = dir.path().join(PROXY);
+        fs::copy("/bin/sh", &proxy).unwrap();
+        let mut proxy = std::process::Command::new(proxy)
+            .args(["-c", "set -- \"$1\"; echo; read end", "sh"])
+            .arg(other.path())
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        proxy.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+        assert!(remove(dir.path(), &[]));
+        assert_eq!(there(), [true; 3], "a launcher without proxies");
+        fs::create_dir(dir.path().join("hydra")).unwrap();
+        fs::write(dir.path().join(LIST), format!("{TOPOLOGY}a1B2c3\n")).unwrap();
+        assert!(remove(dir.path(), &[]));
+        assert_eq!(there(), [true; 3], "the run's own was seen");
+        fs::write(dir.path().join(LIST), "").unwrap();
+        assert!(remove(dir.path(), &[]));
+        assert_eq!(there(), [true, false, true]);
+        proxy.kill().unwrap();
+        proxy.wait().unwrap();
+        assert!(remove(dir.path(), &[]));
+        assert_eq!(there(), [true, false, false]);
     }
 
     /// Processes whose mappings cannot be read, as those of one that a file system keeps waiting, are ended all the same; of the others it is
