@@ -302,6 +302,9 @@ struct OnecopyArgs {
     /// VMs that the two ranks are in, which grant pages of their buffers; 0 runs plain processes on this host, of which the kernel copies.
     #[arg(long, default_value_t = 2, value_name = "N")]
     vms: u32,
+    /// Only these benchmarks, with what they are compared with; otherwise all, what a page costs, and the rules of replacement.
+    #[arg(long, value_name = "BENCHMARK,...", value_delimiter = ',', value_parser = onecopy::ALONE)]
+    only: Vec<String>,
     #[command(flatten)]
     common: Common,
 }
@@ -685,8 +688,12 @@ fn bench_onecopy(args: &OnecopyArgs) -> Result<()> {
     let peers = Peers { tcp: false, two_copy: true, one_copy: true, ..Peers::USUAL };
     let mut plan = args.common.plan(2, args.vms, peers)?;
     plan.reps = 1;
-    plan.blocks = onecopy::blocks(args.common.quick);
-    let done = onecopy::run(&plan, args.common.quick, &mut |what| isthmus_region::tell!("{what}"))?;
+    plan.blocks = onecopy::blocks(args.common.quick, &args.only);
+    if plan.blocks.is_empty() {
+        return Err(Error::Usage(format!("--only {}: --quick has none of these", args.only.join(","))));
+    }
+    let (is_quick, is_all) = (args.common.quick, args.only.is_empty());
+    let done = onecopy::run(&plan, is_quick, is_all, &mut |what| isthmus_region::tell!("{what}"))?;
     let kept = args.common.keep(&[&done.comparison.records[..], &done.pages].concat());
     show::comparison(&plan, &done.comparison);
     show::promises(&done.rows);

@@ -24,8 +24,36 @@ const MB: u64 = 1 << 20;
 const FITS: u32 = 16;
 const EXCEEDS: u32 = 40;
 
-/// The blocks.
-pub fn blocks(quick: bool) -> Vec<Block> {
+/// Benchmarks that can be measured alone.
+pub const ALONE: [&str; 9] = ["pool", "both_ways", "put", "get", "is", "ft", "mg", "lu", "once"];
+
+/// The blocks of these benchmarks, with those that they are compared with; all if none is named.
+pub fn blocks(quick: bool, only: &[String]) -> Vec<Block> {
+    let mut all = all_blocks(quick);
+    if !only.is_empty() {
+        let named: Vec<Block> =
+            all.iter().copied().filter(|block| only.iter().any(|it| it == benchmark(*block).0)).collect();
+        let beside: Vec<Block> = named.iter().filter_map(|block| block.beside()).map(|(it, _)| it).collect();
+        all.retain(|block| named.contains(block) || beside.contains(block));
+    }
+    all
+}
+
+/// What a block's records are of: the name and the length.
+fn benchmark(block: Block) -> (&'static str, u64) {
+    match block {
+        Block::BothWays(bytes, _) => ("both_ways", bytes),
+        Block::Once(bytes) => ("once", bytes),
+        Block::Put(bytes) => ("put", bytes),
+        Block::Get(bytes) => ("get", bytes),
+        Block::Pool(bytes, _) => ("pool", bytes),
+        Block::Kernel(kernel) => (kernel.name(), kernel.bytes()),
+        Block::Latency(bytes) => (LATENCY, bytes),
+        _ => (BARE, MB),
+    }
+}
+
+fn all_blocks(quick: bool) -> Vec<Block> {
     let mut all = vec![
         Block::Bare(MB, 1),
         Block::Pool(MB, 1),
@@ -59,16 +87,7 @@ pub fn blocks(quick: bool) -> Vec<Block> {
 /// What is promised, each of a block.
 pub(crate) fn wanted(vms: u32, flavour: Flavour) -> Vec<(Block, Wanted)> {
     let of = |what: &str, promise, block: Block, peer| {
-        let (benchmark, bytes) = match block {
-            Block::BothWays(bytes, _) => ("both_ways", bytes),
-            Block::Once(bytes) => ("once", bytes),
-            Block::Put(bytes) => ("put", bytes),
-            Block::Get(bytes) => ("get", bytes),
-            Block::Pool(bytes, _) => ("pool", bytes),
-            Block::Kernel(kernel) => (kernel.name(), kernel.bytes()),
-            _ => ("bare_copy", MB),
-        };
-        let mut wanted = Wanted::new(what, promise, (benchmark, bytes), Some(peer));
+        let mut wanted = Wanted::new(what, promise, benchmark(block), Some(peer));
         wanted.depth = block.depth();
         (block, wanted)
     };
@@ -170,15 +189,15 @@ pub struct Done {
     pub pages: Vec<Record>,
 }
 
-/// Runs `plan`, telling `progress` what is going on.
+/// Runs `plan`, telling `progress` what is going on. Without `is_all` its blocks are all that is measured.
 ///
 /// # Errors
 /// As [`mpi::run`].
-pub fn run(plan: &mpi::Plan, is_quick: bool, progress: &mut dyn FnMut(&str)) -> Result<Done> {
+pub fn run(plan: &mpi::Plan, is_quick: bool, is_all: bool, progress: &mut dyn FnMut(&str)) -> Result<Done> {
     let flavour = find(plan.mpi.as_deref(), None).map_err(Error::Mpi)?.flavour;
     let mut comparison = mpi::run(plan, progress)?;
     let mut pages = Vec::new();
-    if plan.vms > 0 {
+    if plan.vms > 0 && is_all {
         progress("what a page costs to grant and to read");
         let accel = comparison.records.first().map_or_else(String::new, |record| record.accel.clone());
         match pages::run(plan, is_quick, &accel) {
@@ -188,7 +207,7 @@ pub fn run(plan: &mpi::Plan, is_quick: bool, progress: &mut dyn FnMut(&str)) -> 
         }
     }
     let placements: Vec<String> = record::placements(&comparison.records).into_iter().flatten().collect();
-    if plan.vms > 0 && !is_quick {
+    if plan.vms > 0 && is_all && !is_quick {
         progress("which granted pages make room for others, in a pool of more than there may be");
         match replacement(plan, progress) {
             Ok(done) => comparison.add(done, "replacement"),
@@ -290,13 +309,25 @@ mod tests {
     }
 
     #[test]
+    fn a_benchmark_is_measured_alone_with_what_it_is_compared_with() {
+        let only =
+            |names: &[&str]| blocks(false, &names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+        let (put, get) = ([Block::Put(8), Block::Put(65536)], [Block::Get(8), Block::Get(65536)]);
+        assert_eq!(only(&["put"]), [&[Block::Latency(8)][..], &put].concat());
+        assert_eq!(only(&["get", "put"]), [Block::Latency(8), put[0], get[0], put[1], get[1]]);
+        assert_eq!(only(&["once"]), [Block::Once(MB)]);
+        let each = ALONE.map(|name| only(&[name]));
+        assert!(blocks(false, &[]).iter().all(|block| each.iter().any(|blocks| blocks.contains(block))));
+    }
+
+    #[test]
     fn each_promise_is_of_a_block() {
         for (vms, flavour) in
             [(0, Flavour::OpenMpi), (0, Flavour::Mpich), (2, Flavour::OpenMpi), (2, Flavour::Mpich)]
         {
-            assert!(wanted(vms, flavour).iter().all(|(block, _)| blocks(false).contains(block)));
+            assert!(wanted(vms, flavour).iter().all(|(block, _)| blocks(false, &[]).contains(block)));
         }
-        let beside = blocks(true).into_iter().filter_map(Block::beside).map(|(block, _)| block);
-        assert_eq!(beside.filter(|block| blocks(true).contains(block)).count(), 3);
+        let beside = blocks(true, &[]).into_iter().filter_map(Block::beside).map(|(block, _)| block);
+        assert_eq!(beside.filter(|block| blocks(true, &[]).contains(block)).count(), 3);
     }
 }
