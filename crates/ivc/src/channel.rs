@@ -136,7 +136,7 @@ impl Channel {
     }
 
     /// Writes as much of `from` as there is room for, without waiting. Returns 0 if there is no room now, or the channel is
-    /// suspended (or `from` is empty).
+    /// suspended and its partner lives (or `from` is empty).
     ///
     /// # Errors
     /// [`Error::Closed`]: writing was shut down here, or the partner reads no more. [`Error::PeerDied`],
@@ -392,11 +392,15 @@ impl Channel {
         let deadline = wait::deadline(limit);
         let mut tries = 0;
         loop {
-            if self.link.unread()? == 0 {
-                return Ok(());
-            }
-            if self.link.partner.reader(at::STOPPED).get() == STOPPED {
-                return Err(self.link.error(Ended::Closed));
+            let unread = match self.link.unread() {
+                Ok(0) => return Ok(()),
+                Ok(_) if self.link.partner.reader(at::STOPPED).get() == STOPPED => {
+                    Err(self.link.error(Ended::Closed))
+                }
+                unread => unread,
+            };
+            if unread.is_err() {
+                return lock(&self.link.writer).tell(unread.map(drop));
             }
             let left = wait::left(deadline);
             if left.is_zero() {

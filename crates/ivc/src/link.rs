@@ -148,6 +148,11 @@ impl Link {
         self.record.took_leave()
     }
 
+    /// How a direction ends whose partner no longer lives.
+    fn how_it_left(&self) -> Ended {
+        if self.left_in_order() { Ended::Closed } else { Ended::Died }
+    }
+
     /// Rings the partner, if `word` says that it sleeps.
     #[inline]
     fn ring_for(&self, word: &ReadWord, rung: &mut u64) {

@@ -481,7 +481,8 @@ fn a_program_that_polls_for_room_hears_that_nobody_reads_until_it_was_told() {
         (here, there)
     };
     type Tell = fn(&Channel) -> isthmus_ivc::Result<()>;
-    let ways: [Tell; 3] = [|c| c.write(&[0]).map(drop), |c| c.reserve(1).map(drop), |c| c.commit(0)];
+    let ways: [Tell; 4] =
+        [|c| c.write(&[0]).map(drop), |c| c.reserve(1).map(drop), |c| c.commit(0), |c| c.flush(SOON)];
     for tell in ways {
         let (here, there) = watched();
         drop(there);

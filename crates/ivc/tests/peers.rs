@@ -4,9 +4,10 @@ mod common;
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use common::{MAGIC, SOON, check, fill, pair};
-use isthmus_ivc::{Context, Error, Event};
+use isthmus_ivc::{Context, Error, Event, Interest};
 use isthmus_region::address::Naming;
 use isthmus_region::directory::{self, Writer};
 use isthmus_region::extent::Extent;
@@ -132,6 +133,24 @@ fn members_of_all_peers_are_equal() {
         there.write_all(b"back", SOON).unwrap();
         here.read_exact(&mut [0; 4], SOON).unwrap();
     }
+}
+
+#[test]
+fn a_suspended_writer_hears_that_its_partner_has_died() {
+    let mut region = Region::new();
+    let (a, b) = (region.context(0, 1), region.context(1, 2));
+    let (here, _there) = pair(&a, &b);
+    here.watch(Interest { read: false, write: true });
+    assert_eq!(a.suspend(Duration::from_millis(1)), 1);
+    a.events();
+    assert_eq!(here.write(b"x").unwrap(), 0);
+    assert!(a.arm());
+    region.kill(1);
+    assert!(!a.arm(), "no call has said so");
+    assert!(matches!(here.write(b"x"), Err(Error::PeerDied { .. })));
+    assert!(matches!(here.check_suspended(), Ok(())));
+    assert!(a.events().iter().any(|e| matches!(e, Event::Gone { channel, .. } if *channel == here.id())));
+    assert!(a.arm());
 }
 
 #[test]

@@ -63,7 +63,7 @@ impl Link {
     #[inline]
     pub(crate) fn may_write(&self, core: &mut Writer) -> Result<bool> {
         if let Some(ended) = core.ended {
-            return if ended == Ended::Suspended { Ok(false) } else { Err(self.error(ended)) };
+            return if ended == Ended::Suspended { self.check_gone(core) } else { Err(self.error(ended)) };
         }
         let stopped = self.partner.reader(at::STOPPED).peek();
         if self.is_alive() && stopped == 0 && self.alarm.peek() == 0 {
@@ -72,11 +72,22 @@ impl Link {
         self.check_stopped(core, stopped)
     }
 
+    /// [`Link::may_write`] while suspended: a partner that is gone is no longer waited for.
+    #[cold]
+    fn check_gone(&self, core: &mut Writer) -> Result<bool> {
+        if self.is_alive() || self.record.still_lives() {
+            return Ok(false);
+        }
+        let ended = self.how_it_left();
+        core.ended = Some(ended);
+        Err(self.error(ended))
+    }
+
     /// [`Link::may_write`], if one of the words that it polls says that there may be a reason not to.
     #[cold]
     fn check_stopped(&self, core: &mut Writer, stopped: u64) -> Result<bool> {
         if !self.record.still_lives() {
-            let ended = if self.left_in_order() { Ended::Closed } else { Ended::Died };
+            let ended = self.how_it_left();
             core.ended = Some(ended);
             return Err(self.error(ended));
         }
@@ -109,11 +120,7 @@ impl Link {
             && let Err(bad) = core.positions.refresh(self.own_read_position())
         {
             let dead = !self.record.still_lives();
-            let ended = match dead {
-                true if self.left_in_order() => Ended::Closed,
-                true => Ended::Died,
-                false => Ended::Faulty("channel.READ", bad),
-            };
+            let ended = if dead { self.how_it_left() } else { Ended::Faulty("channel.READ", bad) };
             core.ended = Some(ended);
             return Err(self.error(ended));
         }
@@ -247,8 +254,7 @@ impl Link {
             return Ok(0);
         }
         if !self.record.still_lives() {
-            let ended = if self.left_in_order() { Ended::Closed } else { Ended::Died };
-            return Err(self.error(ended));
+            return Err(self.error(self.how_it_left()));
         }
         let capacity = self.ring.len();
         self.make_room(&mut core, capacity)?;
