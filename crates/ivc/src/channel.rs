@@ -136,7 +136,7 @@ impl Channel {
     }
 
     /// Writes as much of `from` as there is room for, without waiting. Returns 0 if there is no room now, or the channel is
-    /// suspended and its partner lives (or `from` is empty).
+    /// suspended and its partner still has it (or `from` is empty).
     ///
     /// # Errors
     /// [`Error::Closed`]: writing was shut down here, or the partner reads no more. [`Error::PeerDied`],

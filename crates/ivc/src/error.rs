@@ -114,7 +114,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call will fail with this error for ever.
+    /// Whether the same call will fail for ever: with this error, or after [`Error::Suspended`] with that of a partner that is gone.
     pub fn is_final(&self) -> bool {
         matches!(
             self,

@@ -552,7 +552,11 @@ fn a_suspended_channel_hands_its_unread_bytes_over() {
     assert!(matches!(a.connect(b.address(), SOON), Err(Error::Suspended { .. })));
     a.resume();
     assert!(a.events().iter().any(|e| matches!(e, Event::Joined(p) if p.client == 2)));
-    drop((here, there));
+    drop(there);
+    for write in [Channel::write, |c: &Channel, from: &[u8]| c.write_all(from, SOON).map(|()| from.len())] {
+        assert!(matches!(write(&here, b"x"), Err(Error::Closed { .. })), "nobody has the other end");
+    }
+    drop(here);
     let (here, there) = pair(&a, &b);
     here.write_all(b"anew", SOON).unwrap();
     there.read_exact(&mut [0; 4], SOON).unwrap();

@@ -53,6 +53,8 @@ const SCAN_FOR: Duration = Duration::from_millis(50);
 /// How long processes whose mappings cannot be read may hold up those who end them: all together, and one of them at least.
 const HELD_UP: Duration = Duration::from_secs(1);
 const HELD_UP_EACH: Duration = Duration::from_millis(20);
+/// How often a proxy is looked at that names no file, in that time.
+const LOOKS: u32 = 10;
 /// How long it may take to read those of all processes of the machine.
 const READING: Duration = Duration::from_secs(10);
 /// How long a job that was not found in the run is not scanned for again: it makes a file for each of its ranks.
@@ -291,7 +293,8 @@ fn is_since(path: &str, begin: SystemTime) -> bool {
 }
 
 /// The files of topologies that were made since the run in `dir` began, and that no proxy of the machine has, if the run's launcher is one
-/// that has proxies. None if that is not known.
+/// that has proxies. None if that is not known, for lack of a look at one of this user's proxies. Those of another PID namespace
+/// that has the same /tmp are not seen.
 fn ownerless(dir: &Path) -> Option<BTreeSet<String>> {
     if !crate::hydra::was_started(dir) {
         return None;
@@ -299,7 +302,7 @@ fn ownerless(dir: &Path) -> Option<BTreeSet<String>> {
     let begin = begun(dir)?;
     let (place, prefix) = TOPOLOGY.rsplit_once('/')?;
     let names = fs::read_dir(place).ok()?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    let mut young: BTreeSet<String> = names
+    let young: BTreeSet<String> = names
         .filter(|name| name.starts_with(prefix))
         .filter_map(|name| trace_of(&name))
         .filter(|path| is_since(path, begin))
@@ -308,15 +311,44 @@ fn ownerless(dir: &Path) -> Option<BTreeSet<String>> {
         return None;
     }
     let user = rustix::process::geteuid().as_raw();
-    // Another user's proxy has files of that user.
-    let is_ours = |pid| fs::metadata(format!("/proc/{pid}")).is_ok_and(|meta| meta.uid() == user);
     let proxies = processes::all().ok()?.into_iter().filter(|process| !process.zombie);
-    for pid in proxies.map(|process| process.pid).filter(|pid| is_proxy(*pid) && is_ours(*pid)) {
-        for path in topologies_in(&heap(pid)?) {
-            young.remove(&path);
-        }
+    // Another user's has files of that user.
+    let ours = proxies.map(|process| process.pid).filter(|pid| is_proxy(*pid) && user_of(*pid) == Some(user));
+    without_owners(young, ours.map(topologies_named_by))
+}
+
+/// Those of `young` that no proxy has; none if it is not known what one of them has.
+fn without_owners(
+    mut young: BTreeSet<String>,
+    proxies: impl Iterator<Item = Option<Vec<String>>>,
+) -> Option<BTreeSet<String>> {
+    for paths in proxies {
+        paths?.iter().for_each(|path| _ = young.remove(path));
     }
     Some(young)
+}
+
+/// What the heap of proxy `pid` names, after a moment if it has begun only now. None if it has a proxy's name and names no file: it may
+/// keep the name elsewhere. One that has ended has none.
+fn topologies_named_by(pid: i32) -> Option<Vec<String>> {
+    for _ in 0..LOOKS {
+        let found = heap(pid).map(|heap| topologies_in(&heap)).unwrap_or_default();
+        if !found.is_empty() {
+            return Some(found);
+        }
+        if !is_proxy(pid) || processes::one(pid).is_none_or(|process| process.zombie) {
+            return Some(Vec::new());
+        }
+        thread::sleep(SCAN_FOR / LOOKS);
+    }
+    None
+}
+
+/// Who runs process `pid`. The owner of its files in /proc is another where it may not be read.
+fn user_of(pid: i32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    users.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
 /// What process `pid` has in its heap.
@@ -341,7 +373,7 @@ fn topologies_in(heap: &[u8]) -> Vec<String> {
 }
 
 /// Removes what the run in `dir` has left. Its processes have ended, except `own`, which cannot be ended. Gives false if it is not known
-/// whether others use it.
+/// whether others use what it has left in /dev/shm.
 pub(crate) fn remove(dir: &Path, own: &[Pid]) -> bool {
     remove_within(dir, own, READING)
 }
@@ -352,7 +384,7 @@ fn remove_within(dir: &Path, own: &[Pid], limit: Duration) -> bool {
         list.lines().map(str::to_owned).partition(|trace| is_topology(trace));
     if topologies.is_empty() {
         let dir = dir.to_owned();
-        topologies = within(limit, move || ownerless(&dir)).flatten().unwrap_or_default();
+        topologies = within(limit.min(HELD_UP), move || ownerless(&dir)).flatten().unwrap_or_default();
     }
     let user = rustix::process::geteuid().as_raw();
     for path in topologies {
@@ -451,43 +483,48 @@ mod tests {
         assert_eq!(others.0.keys().collect::<Vec<_>>(), ["b"]);
     }
 
-    /// A proxy's file that was not seen with it goes if the run's launcher has proxies, none of which was seen with one, and none that
-    /// lives has it.
     #[test]
-    fn the_file_of_a_proxy_that_nobody_saw_goes_unless_another_has_it() {
-        let make = || {
-            tempfile::Builder::new().prefix("hydra_hwloc_xmlfile_").rand_bytes(6).tempfile_in("/tmp").unwrap()
+    fn a_file_that_no_proxy_was_seen_with_is_nobodys_if_all_could_be_looked_at() {
+        let names = |all: &[&str]| all.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let of = |proxies: &[Option<&[&str]>]| {
+            let young = names(&["own", "other"]).into_iter().collect();
+            let proxies = proxies.iter().map(|paths| paths.map(names));
+            without_owners(young, proxies).map(|left| left.into_iter().collect::<Vec<_>>())
         };
+        assert_eq!(of(&[]), Some(names(&["other", "own"])));
+        assert_eq!(of(&[Some(&["older"]), Some(&["other"])]), Some(names(&["own"])));
+        assert_eq!(of(&[Some(&["other"]), None]), None);
+    }
+
+    /// As a proxy, whose program is called so, has the name of its file in its heap: there a shell has what it was given.
+    #[test]
+    fn a_proxy_is_looked_at_until_it_names_a_file_or_ends() {
         let dir = tempfile::tempdir().unwrap();
-        let older = make();
-        thread::sleep(Duration::from_millis(20));
-        fs::write(dir.path().join(BEGUN), "").unwrap();
-        let (own, other) = (make(), make());
-        let there = || [&older, &own, &other].map(|file| file.path().exists());
-        // Another job's. Its shell copies the name into its heap.
-        let proxy = dir.path().join(PROXY);
-        fs::copy("/bin/sh", &proxy).unwrap();
-        let mut proxy = std::process::Command::new(proxy)
-            .args(["-c", "set -- \"$1\"; echo; read end", "sh"])
-            .arg(other.path())
-            .stdin(std::process::Stdio::piped())
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
-        proxy.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
-        assert!(remove(dir.path(), &[]));
-        assert_eq!(there(), [true; 3], "a launcher without proxies");
-        fs::create_dir(dir.path().join("hydra")).unwrap();
-        fs::write(dir.path().join(LIST), format!("{TOPOLOGY}a1B2c3\n")).unwrap();
-        assert!(remove(dir.path(), &[]));
-        assert_eq!(there(), [true; 3], "the run's own was seen");
-        fs::write(dir.path().join(LIST), "").unwrap();
-        assert!(remove(dir.path(), &[]));
-        assert_eq!(there(), [true, false, true]);
-        proxy.kill().unwrap();
-        proxy.wait().unwrap();
-        assert!(remove(dir.path(), &[]));
-        assert_eq!(there(), [true, false, false]);
+        let program = dir.path().join(PROXY);
+        std::os::unix::fs::symlink("/bin/sh", &program).unwrap();
+        let path = format!("{TOPOLOGY}a1B2c3");
+        let begin = |given: &str| {
+            let mut command = std::process::Command::new(&program);
+            let mut proxy = command
+                .args(["-c", "set -- \"$1\"; echo; read end", "sh", given])
+                .stdin(std::process::Stdio::piped())
+                .stdout(std::process::Stdio::piped())
+                .spawn()
+                .unwrap();
+            proxy.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+            let pid = i32::try_from(proxy.id()).unwrap();
+            assert!(is_proxy(pid) && user_of(pid) == Some(rustix::process::geteuid().as_raw()));
+            (proxy, pid)
+        };
+        let (mut named, pid) = begin(&path);
+        assert_eq!(topologies_named_by(pid), Some(vec![path.clone()]));
+        named.kill().unwrap();
+        named.wait().unwrap();
+        assert_eq!(topologies_named_by(pid), Some(Vec::new()), "it has ended");
+        let (mut other, pid) = begin("nothing");
+        assert_eq!(topologies_named_by(pid), None);
+        other.kill().unwrap();
+        other.wait().unwrap();
     }
 
     /// Processes whose mappings cannot be read, as those of one that a file system keeps waiting, are ended all the same; of the others it is

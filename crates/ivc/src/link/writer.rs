@@ -8,7 +8,7 @@ use isthmus_lockfree::stream::{self, pieces};
 use isthmus_lockfree::sync::ReadWord;
 use isthmus_region::waiting::Pace;
 
-use super::{Ended, Link, SUSPENDING};
+use super::{Ended, Link, STOPPED, SUSPENDING};
 use crate::error::Result;
 use crate::table::at;
 use crate::wait::{self, lock};
@@ -72,13 +72,16 @@ impl Link {
         self.check_stopped(core, stopped)
     }
 
-    /// [`Link::may_write`] while suspended: a partner that is gone is no longer waited for.
+    /// [`Link::may_write`] while suspended: a partner that is gone, or has closed the channel, is no longer waited for.
     #[cold]
     fn check_gone(&self, core: &mut Writer) -> Result<bool> {
-        if self.is_alive() || self.record.still_lives() {
+        let ended = if !self.is_alive() && !self.record.still_lives() {
+            self.how_it_left()
+        } else if self.partner.reader(at::STOPPED).get() == STOPPED {
+            Ended::Closed
+        } else {
             return Ok(false);
-        }
-        let ended = self.how_it_left();
+        };
         core.ended = Some(ended);
         Err(self.error(ended))
     }
