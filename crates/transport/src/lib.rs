@@ -15,6 +15,7 @@
 pub mod address;
 pub mod endpoint;
 pub mod fault;
+mod hash;
 pub mod lane;
 pub mod matching;
 pub mod types;

@@ -338,6 +338,40 @@ fn by_age_more_buffers_than_may_be_granted_drive_out_one_another() {
 }
 
 #[test]
+fn the_chunk_that_was_used_longest_ago_makes_room_after_any_number_of_uses_of_others() {
+    let mut pair = pair(Long::Attach);
+    pair.drivers[0].lock().unwrap().room = 3 * 16;
+    let chunk = |pair: &mut Pair, number: u64, tag: u64| {
+        let out = pair.pooled(number << 16, 64 << 10);
+        pair.exchange(tag, out, true);
+    };
+    let mut tags = 0..;
+    let mut send = |pair: &mut Pair, number| chunk(pair, number, tags.next().unwrap());
+    for number in [0, 1, 2, 0, 1, 2] {
+        send(&mut pair, number);
+    }
+    // More often than uses are remembered.
+    for _ in 0..3000 {
+        send(&mut pair, 1);
+        send(&mut pair, 2);
+    }
+    let granted = |pair: &Pair| {
+        let driver = pair.drivers[0].lock().unwrap();
+        driver.granted.iter().map(|page| page / 16).collect::<BTreeSet<u64>>().into_iter().collect::<Vec<_>>()
+    };
+    assert_eq!(granted(&pair), [0, 1, 2]);
+    for number in [3, 2, 1, 3] {
+        send(&mut pair, number);
+    }
+    assert_eq!(granted(&pair), [1, 2, 3]);
+    // It was away for longer than each of the others has been idle.
+    for number in [1, 2, 3, 1, 2, 3, 0] {
+        send(&mut pair, number);
+    }
+    assert_eq!(granted(&pair), [1, 2, 3]);
+}
+
+#[test]
 fn with_half_of_the_room_half_of_the_buffers_stay_granted() {
     let mut pair = pair(Long::Attach);
     pair.drivers[0].lock().unwrap().room = 64 * 16;

@@ -11,7 +11,7 @@
 //! if the one that was not used for longest has been idle for longer than the newcomer was away, so that buffers that are gone through in
 //! turn, more of them than there is room for, do not drive out one another.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use isthmus_lockfree::life::unchanged;
@@ -28,6 +28,7 @@ use super::attach::LEAST;
 use super::poll::Stop;
 use super::table::Operation;
 use super::{Because, Berth, Core, Push};
+use crate::hash::Spread;
 use crate::types::{Long, PeerId, Replacement};
 use crate::wire::{self, flag, kind};
 use Stop::Faulty;
@@ -47,6 +48,8 @@ const MOST_GIVEN_UP: u64 = 64;
 const MOST_CHUNKS: usize = 512;
 /// Chunks that were sent and are not granted, of which is known when.
 const MOST_SEEN: usize = 8 * MOST_CHUNKS;
+/// Uses of such chunks that are remembered.
+const MOST_USES: usize = 4 * MOST_CHUNKS;
 /// Uses of chunks for which the pool's being full is believed.
 const FULL: u64 = 4096;
 /// Uses of a chunk after which pages are tried again that could not be granted; doubled each time.
@@ -95,14 +98,14 @@ struct Entry {
 pub(super) struct Cache {
     pool: Pool,
     owner: u64,
-    entries: HashMap<u64, Entry>,
-    /// Chunks by their last use, which no two have in common.
-    order: BTreeMap<u64, u64>,
+    entries: HashMap<u64, Entry, Spread>,
+    /// When which of them was used, in the order of that. Each one's last use is there, and of earlier ones some.
+    uses: VecDeque<(u64, u64)>,
     /// Chunks that were sent and are not granted, and when; also in the order of that.
-    seen: HashMap<u64, u64>,
+    seen: HashMap<u64, u64, Spread>,
     seen_order: VecDeque<(u64, u64)>,
     /// Chunks of which no page could be granted: from which use on they are tried again, and how many uses after that.
-    refused: HashMap<u64, (u64, u64)>,
+    refused: HashMap<u64, (u64, u64), Spread>,
     free_lists: Vec<u64>,
     /// Lists of messages that were given up.
     given_up: u64,
@@ -135,11 +138,11 @@ impl Cache {
         (most > 0).then(|| Self {
             pool,
             owner: grants::owner(member.grant().area),
-            entries: HashMap::new(),
-            order: BTreeMap::new(),
-            seen: HashMap::new(),
+            entries: HashMap::default(),
+            uses: VecDeque::new(),
+            seen: HashMap::default(),
             seen_order: VecDeque::new(),
-            refused: HashMap::new(),
+            refused: HashMap::default(),
             free_lists: Vec::new(),
             given_up: 0,
             pieces: Vec::new(),
@@ -159,53 +162,80 @@ impl Cache {
             Some(_) => Some(0),
             None => self.admit(member, chunk),
         };
-        let Self { pool, owner, entries, order, .. } = self;
-        let (Some(away), Some(entry)) = (away, entries.get_mut(&chunk)) else {
-            return (Found::nothing(chunk), None);
-        };
-        order.remove(&entry.tick);
-        order.insert(now, chunk);
+        let Some(away) = away else { return (Found::nothing(chunk), None) };
+        self.used(chunk, now);
+        let Self { pool, owner, entries, .. } = self;
+        let Some(entry) = entries.get_mut(&chunk) else { return (Found::nothing(chunk), None) };
         entry.tick = now;
-        let mut pages = entry.standing(pool, *owner, from, count);
-        let mut is_fresh = false;
-        if pages != bits(from, count) && entry.retry <= now {
-            let (mut granted, is_full) = entry.grant(member, chunk, from, count);
-            let mut made_room = 0;
-            // Others of the process or the VM have granted the rest: what was idle for longer than this was away makes room for it.
-            if is_full && self.evict(member, away, chunk) {
-                let Some(entry) = self.entries.get_mut(&chunk) else { return (Found::nothing(chunk), None) };
-                (granted, _) = entry.grant(member, chunk, from, count);
-                // The driver may still be clearing it.
-                made_room = 1;
-            }
-            let Some(entry) = self.entries.get_mut(&chunk) else { return (Found::nothing(chunk), None) };
-            is_fresh = granted & !pages != 0;
-            pages = granted;
-            if pages == bits(from, count) {
-                (entry.gap, entry.retry) = (RETRY, 0);
-            } else {
-                entry.gap = (2 * entry.gap).min(1 << 20);
-                entry.retry = now + entry.gap * PAGES as u64;
-            }
-            // What holds nothing is in the way of others. A message that is under way may still need the list.
-            if entry.is_empty_and_free() {
-                let (retry, gap) = (entry.retry, entry.gap);
-                let list = self.forget(member, chunk);
-                self.free_lists.extend(list);
-                if is_full {
-                    self.full = (now + FULL, self.entries.len() + made_room);
-                    self.saw(chunk, now);
-                } else {
-                    self.refuse(chunk, retry, gap);
-                }
-                return (Found::nothing(chunk), None);
-            }
+        let pages = entry.standing(pool, *owner, from, count);
+        if pages == bits(from, count) || entry.retry > now {
+            return entry.found(chunk, pages, false);
         }
-        let Some(entry) = self.entries.get(&chunk) else {
-            return (Found::nothing(chunk), None);
-        };
-        let pin = Pin { chunk, _count: Arc::clone(&entry.pins) };
-        (Found { chunk, list: entry.list, pages, is_fresh }, Some(pin))
+        self.grant_more(member, chunk, from, count, (pages, away))
+    }
+
+    /// [`Cache::find`] of a chunk that has only `pages` of them granted, and was not used for `away` uses of others.
+    fn grant_more(
+        &mut self,
+        member: &Member,
+        chunk: u64,
+        from: usize,
+        count: usize,
+        (pages, away): (u32, u64),
+    ) -> (Found, Option<Pin>) {
+        let now = self.ticks;
+        let nothing = || (Found::nothing(chunk), None);
+        let Some(entry) = self.entries.get_mut(&chunk) else { return nothing() };
+        let (mut granted, is_full) = entry.grant(member, chunk, from, count);
+        let mut made_room = 0;
+        // Others of the process or the VM have granted the rest: what was idle for longer than this was away makes room for it.
+        if is_full && self.evict(member, away, chunk) {
+            let Some(entry) = self.entries.get_mut(&chunk) else { return nothing() };
+            (granted, _) = entry.grant(member, chunk, from, count);
+            // The driver may still be clearing it.
+            made_room = 1;
+        }
+        let Some(entry) = self.entries.get_mut(&chunk) else { return nothing() };
+        if granted == bits(from, count) {
+            (entry.gap, entry.retry) = (RETRY, 0);
+        } else {
+            entry.gap = (2 * entry.gap).min(1 << 20);
+            entry.retry = now + entry.gap * PAGES as u64;
+        }
+        // What holds nothing is in the way of others. A message that is under way may still need the list.
+        if entry.is_empty_and_free() {
+            let (retry, gap) = (entry.retry, entry.gap);
+            let list = self.forget(member, chunk);
+            self.free_lists.extend(list);
+            if is_full {
+                self.full = (now + FULL, self.entries.len() + made_room);
+                self.saw(chunk, now);
+            } else {
+                self.refuse(chunk, retry, gap);
+            }
+            return nothing();
+        }
+        entry.found(chunk, granted, granted & !pages != 0)
+    }
+
+    /// Notes a use of a chunk that has an entry.
+    fn used(&mut self, chunk: u64, now: u64) {
+        // Those that others have followed. Where the same few chunks are used, they are nearly all.
+        while let Some((tick, chunk)) = self.uses.front()
+            && !self.is_last_use(*tick, *chunk)
+        {
+            self.uses.pop_front();
+        }
+        if self.uses.len() > MOST_USES {
+            let mut uses = std::mem::take(&mut self.uses);
+            uses.retain(|(tick, chunk)| self.is_last_use(*tick, *chunk));
+            self.uses = uses;
+        }
+        self.uses.push_back((now, chunk));
+    }
+
+    fn is_last_use(&self, tick: u64, chunk: u64) -> bool {
+        self.entries.get(&chunk).is_some_and(|entry| entry.tick == tick)
     }
 
     /// Notes that a chunk that is not granted was used; gives when it was before.
@@ -250,9 +280,7 @@ impl Cache {
         let list = self.take_list(member)?;
         self.seen.remove(&chunk);
         let gap = self.refused.remove(&chunk).map_or(RETRY, |(_, gap)| gap);
-        // One that no entry has.
-        let tick = self.ticks;
-        let entry = Entry { list, pages: [None; PAGES], tick, retry: 0, gap, pins: Arc::new(()) };
+        let entry = Entry { list, pages: [None; PAGES], tick: now, retry: 0, gap, pins: Arc::new(()) };
         self.entries.insert(chunk, entry);
         Some(away)
     }
@@ -260,13 +288,13 @@ impl Cache {
     /// Takes the pages back of the chunk that was not used for longest, if that is longer than `away`, no message needs it, and it is
     /// another than `newcomer`.
     fn evict(&mut self, member: &Member, away: u64, newcomer: u64) -> bool {
-        let idle = |(tick, _): &(&u64, &u64)| self.ticks - **tick > away;
-        let free = |(_, chunk): &(&u64, &u64)| {
-            **chunk != newcomer && self.entries.get(*chunk).is_none_or(Entry::is_free)
+        let is_idle = |(tick, _): &&(u64, u64)| self.ticks - *tick > away;
+        let is_free = |(tick, chunk): &&(u64, u64)| {
+            let entry = self.entries.get(chunk).filter(|entry| entry.tick == *tick);
+            *chunk != newcomer && entry.is_some_and(Entry::is_free)
         };
-        let Some(chunk) = self.order.iter().take_while(idle).find(free).map(|(_, chunk)| *chunk) else {
-            return false;
-        };
+        let oldest = self.uses.iter().take_while(is_idle).find(is_free);
+        let Some(chunk) = oldest.map(|(_, chunk)| *chunk) else { return false };
         let list = self.forget(member, chunk);
         self.free_lists.extend(list);
         true
@@ -275,7 +303,6 @@ impl Cache {
     /// Ends the grant of a chunk's pages. Gives its list, which must have no other use while a receiver may read it.
     fn forget(&mut self, member: &Member, chunk: u64) -> Option<u64> {
         let entry = self.entries.remove(&chunk)?;
-        self.order.remove(&entry.tick);
         entry.end_list(member);
         // Those that cannot be moved now are once the program gives them back.
         let _ = member.revoke_pages(chunk, u32::try_from(PAGES).unwrap_or(0));
@@ -318,6 +345,12 @@ impl Entry {
     /// Whether no message that is under way needs it.
     fn is_free(&self) -> bool {
         Arc::strong_count(&self.pins) == 1
+    }
+
+    /// What a message is told of it.
+    fn found(&self, chunk: u64, pages: u32, is_fresh: bool) -> (Found, Option<Pin>) {
+        let pin = Pin { chunk, _count: Arc::clone(&self.pins) };
+        (Found { chunk, list: self.list, pages, is_fresh }, Some(pin))
     }
 
     fn is_empty_and_free(&self) -> bool {

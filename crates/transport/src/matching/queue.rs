@@ -15,9 +15,9 @@
 //! comes across it. When there are more gaps than entries, or so many numbers may be left, the queue is compacted and its
 //! index rebuilt; the cost is spread over as many takes.
 
-use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, TryReserveError, VecDeque};
-use std::hash::{BuildHasher, Hasher};
+
+use crate::hash::Spread;
 
 /// Entries from which a queue may have an index.
 const LONG: usize = 48;
@@ -45,52 +45,6 @@ pub(super) trait Keys {
     fn tag(&self) -> u64;
     /// The sources that it stands under.
     fn sources(&self) -> [Option<u32>; 2];
-}
-
-/// Hashes keys. Other processes choose the tags, so the hash has a secret of this process in it.
-#[derive(Debug, Clone, Copy)]
-struct Spread(u64);
-
-impl Default for Spread {
-    fn default() -> Self {
-        Self(RandomState::new().hash_one(0_u8) | 1)
-    }
-}
-
-impl BuildHasher for Spread {
-    type Hasher = Mix;
-    fn build_hasher(&self) -> Mix {
-        Mix { state: self.0, secret: self.0 }
-    }
-}
-
-/// Multiplies and folds, twice.
-#[derive(Debug)]
-struct Mix {
-    state: u64,
-    secret: u64,
-}
-
-impl Hasher for Mix {
-    fn write(&mut self, bytes: &[u8]) {
-        for b in bytes {
-            self.write_u64((*b).into());
-        }
-    }
-
-    fn write_u32(&mut self, value: u32) {
-        self.write_u64(value.into());
-    }
-
-    #[allow(clippy::cast_possible_truncation)] // both halves are used
-    fn write_u64(&mut self, value: u64) {
-        let wide = u128::from(self.state ^ value) * u128::from(self.secret);
-        self.state = (wide as u64) ^ ((wide >> 64) as u64);
-    }
-
-    fn finish(&self) -> u64 {
-        self.state
-    }
 }
 
 /// Numbers of entries with one key, in order. Few keys have several.
