@@ -21,7 +21,7 @@ impl BuildHasher for Spread {
     }
 }
 
-/// Multiplies and folds, twice.
+/// Multiplies and folds, once for each number.
 #[derive(Debug)]
 pub(crate) struct Mix {
     state: u64,

@@ -48,8 +48,8 @@ const MOST_GIVEN_UP: u64 = 64;
 const MOST_CHUNKS: usize = 512;
 /// Chunks that were sent and are not granted, of which is known when.
 const MOST_SEEN: usize = 8 * MOST_CHUNKS;
-/// Uses of such chunks that are remembered.
-const MOST_USES: usize = 4 * MOST_CHUNKS;
+/// Uses of granted chunks that are remembered, beyond two for each.
+const SPARE_USES: usize = 32;
 /// Uses of chunks for which the pool's being full is believed.
 const FULL: u64 = 4096;
 /// Uses of a chunk after which pages are tried again that could not be granted; doubled each time.
@@ -220,13 +220,13 @@ impl Cache {
 
     /// Notes a use of a chunk that has an entry.
     fn used(&mut self, chunk: u64, now: u64) {
-        // Those that others have followed. Where the same few chunks are used, they are nearly all.
-        while let Some((tick, chunk)) = self.uses.front()
-            && !self.is_last_use(*tick, *chunk)
+        if let Some((tick, last)) = self.uses.back_mut()
+            && *last == chunk
         {
-            self.uses.pop_front();
+            *tick = now;
+            return;
         }
-        if self.uses.len() > MOST_USES {
+        if self.uses.len() > 2 * self.entries.len() + SPARE_USES {
             let mut uses = std::mem::take(&mut self.uses);
             uses.retain(|(tick, chunk)| self.is_last_use(*tick, *chunk));
             self.uses = uses;
