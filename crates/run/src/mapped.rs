@@ -6,7 +6,8 @@
 //! a file of it mapped or open. So whenever such a file appears, and before ranks are told to end, the run's processes
 //! are scanned, and each process once more before it is killed. Each W that they have is written into the run's directory.
 //! The process that ends the run removes these files, once the run's processes are gone, unless another process has them
-//! mapped. A W that was never seen with a process of the run belongs to another job.
+//! mapped. A W that was never seen with a process of the run belongs to another job, unless none was seen: its ranks may have ended
+//! before they were looked at. Then those files go, too, that are as young as the run and that no process has.
 //!
 //! The proxy's file is `hydra_hwloc_xmlfile_XXXXXX`, the machine's topology for its ranks, which would otherwise each look
 //! for it in hundreds of files of /sys. The proxy has it neither open nor mapped, but keeps its name, so the name is
@@ -378,6 +379,13 @@ pub(crate) fn remove(dir: &Path, own: &[Pid]) -> bool {
     remove_within(dir, own, READING)
 }
 
+/// The jobs whose files processes have, other than `own`. Processes that cannot be read are another user's, as their files are.
+fn jobs_of_others(own: &[i32]) -> BTreeSet<String> {
+    let all = processes::all().unwrap_or_default().into_iter();
+    let others = all.filter(|process| !process.zombie && !own.contains(&process.pid));
+    others.flat_map(|process| jobs_of(process.pid)).collect()
+}
+
 fn remove_within(dir: &Path, own: &[Pid], limit: Duration) -> bool {
     let list = fs::read_to_string(dir.join(LIST)).unwrap_or_default();
     let (mut topologies, jobs): (BTreeSet<String>, _) =
@@ -393,26 +401,30 @@ fn remove_within(dir: &Path, own: &[Pid], limit: Duration) -> bool {
             let _ = fs::remove_file(path);
         }
     }
-    let ours = |name: &str| job_of(name).is_some_and(|job| jobs.contains(job));
-    let left: Vec<PathBuf> = fs::read_dir(PLACE)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter(|entry| entry.file_name().to_str().is_some_and(ours))
-        .filter(|entry| entry.metadata().is_ok_and(|meta| meta.is_file() && meta.uid() == user))
-        .map(|entry| entry.path())
-        .collect();
+    // As with topologies: where no rank was seen with a file.
+    let begin = begun(dir).filter(|_| jobs.is_empty() && crate::hydra::was_started(dir));
+    let is_ours = |entry: &fs::DirEntry| {
+        let (name, Ok(meta)) = (entry.file_name(), entry.metadata()) else { return false };
+        let Some(job) = name.to_str().and_then(job_of) else { return false };
+        let is_young = || begin.is_some_and(|begin| meta.modified().is_ok_and(|made| made >= begin));
+        meta.is_file() && meta.uid() == user && (jobs.contains(job) || is_young())
+    };
+    let place = fs::read_dir(PLACE).into_iter().flatten().flatten();
+    let left: Vec<PathBuf> = place.filter(is_ours).map(|entry| entry.path()).collect();
     if left.is_empty() {
         return true;
     }
-    // Another job with the same number is unlikely: the number has 32 bits. Processes that cannot be read are another
-    // user's, as their files are.
-    let all = processes::all().unwrap_or_default().into_iter();
-    let others: Vec<i32> = all
-        .filter(|process| !process.zombie && !own.iter().any(|pid| pid.as_raw_nonzero().get() == process.pid))
-        .map(|process| process.pid)
-        .collect();
-    let read = move || others.iter().flat_map(|pid| jobs_of(*pid)).collect::<BTreeSet<String>>();
+    // Another job with the same number is unlikely: the number has 32 bits.
+    let own: Vec<i32> = own.iter().map(|pid| pid.as_raw_nonzero().get()).collect();
+    let read = move || {
+        let mut used = jobs_of_others(&own);
+        if begin.is_some() {
+            // A rank of another job may have been about to map the file that it had just made.
+            thread::sleep(SCAN_FOR);
+            used.extend(jobs_of_others(&own));
+        }
+        used
+    };
     // Where one of them cannot be read, it may use them: then they stay.
     let Some(used) = within(limit, read) else { return false };
     for file in left {
