@@ -372,11 +372,11 @@ impl Context {
         !ready
     }
 
-    /// Stops all channels, as before a migration. Nothing is written to them any more (every write returns 0, and fails once the
-    /// partner is gone or has closed the channel), and the partners are asked to stop, too. When a partner has stopped, or after `limit`, its channel's unread bytes are handed
-    /// over in an [`Event::Suspended`], or to the call-back. No connections are accepted until [`Context::resume`]. The
-    /// channels stay suspended for ever: connect new ones once the members can be reached again. Returns the number of
-    /// channels whose partner did not stop in time; what it writes after that is not delivered.
+    /// Stops all channels, as before a migration. Nothing is written to them any more: every write returns 0, and fails once the
+    /// partner is gone or has closed the channel. The partners are asked to stop, too. When a partner has stopped, or after
+    /// `limit`, its channel's unread bytes are handed over in an [`Event::Suspended`], or to the call-back. No connections are
+    /// accepted until [`Context::resume`]. The channels stay suspended for ever: connect new ones once the members can be reached
+    /// again. Returns the number of channels whose partner did not stop in time; what it writes after that is not delivered.
     ///
     /// # Source
     /// Steps 2 to 4 of the dissertation's figure 6.5.

@@ -14,6 +14,9 @@
 //! looked for in the proxy's heap, at the same times. A proxy may have ended before it was looked at, when it falls over a rank that
 //! dies early. So if none of a run's proxies was seen with a file, those go, too, that are as young as the run and that no proxy of the
 //! machine has.
+//!
+//! Limit: processes of another PID namespace are not seen. In a container that shares /dev/shm or /tmp with another one, such files may be
+//! those of a job of the same user there that is just starting.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
