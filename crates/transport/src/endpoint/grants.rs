@@ -27,6 +27,7 @@ use isthmus_region::roster::Record;
 use super::attach::LEAST;
 use super::poll::Stop;
 use super::table::Operation;
+use super::ways;
 use super::{Because, Berth, Core, Push};
 use crate::hash::Spread;
 use crate::types::{Long, PeerId, Replacement};
@@ -500,7 +501,7 @@ impl Core {
             return Err(Faulty);
         }
         section.reach("list of pages", list, LIST).map_err(Stop::of)?;
-        let Some(Operation::Incoming { dest, want, received, again, done, registered, .. }) =
+        let Some(Operation::Incoming { dest, want, received, again, done, registered, measured, .. }) =
             self.operations.get(id, source)
         else {
             // As with a late chunk.
@@ -534,7 +535,10 @@ impl Core {
                 return if self.peers[source.0 as usize].still_lives() { Err(Faulty) } else { Ok(()) };
             }
             let (done, bytes) = ((PAGES - rest.len()) as u64 * PAGE, run as u64 * PAGE);
-            dest.pieces(at + done, bytes, |done, piece| pool.copy(*first, done, piece)).map_err(Stop::of)?;
+            ways::timed(measured, || {
+                dest.pieces(at + done, bytes, |done, piece| pool.copy(*first, done, piece))
+            })
+            .map_err(Stop::of)?;
             rest = &rest[run..];
         }
         // What changed meanwhile is no fault.

@@ -54,6 +54,7 @@ mod tally;
 mod target;
 mod two_sided;
 mod ways;
+mod work;
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
@@ -310,6 +311,7 @@ struct Core {
     /// The room of an atomic operation's former values, kept for the next one.
     values: Vec<u8>,
     ticks: u64,
+    watch: work::Watch,
     /// How often in a row [`Core::can_wait`] said so.
     waited: u32,
     /// Until this tick a long message counts as just ended.
@@ -412,6 +414,7 @@ impl Core {
             tally: Tally::default(),
             values: Vec::new(),
             ticks: 0,
+            watch: work::Watch::default(),
             waited: 0,
             recent_until: 0,
             spin_plan: Spin::new(),

@@ -13,7 +13,7 @@ use isthmus_region::local::LocalBuf;
 use super::attach::Reach;
 use super::resident::Taken;
 use super::table::Operation;
-use super::ways::{Choice, Measured, Way};
+use super::ways::{self, Choice, Measured, Way};
 use super::{Because, Berth, Core, Peer, attach};
 use crate::fault::{Step, step};
 use crate::types::{Long, PeerId};
@@ -163,7 +163,8 @@ impl Core {
             Long::Attach => (other, None),
             Long::Auto => {
                 let choice = Choice { len, one_copy: other };
-                let message = ways.begin(choice);
+                let mut message = ways.begin(choice);
+                message.watched = message.is_watched.then(|| self.watch.begin(self.ticks));
                 (message.way, Some(message))
             }
         }
@@ -215,7 +216,8 @@ impl Core {
         copy: impl Fn(u64, LocalBuf) -> Result<(), Failure>,
         stands: impl FnOnce() -> Result<bool, Failure>,
     ) -> Piece {
-        let Some(Operation::Incoming { dest, want, received, .. }) = self.operations.get(pull.mine, from)
+        let Some(Operation::Incoming { dest, want, received, measured, .. }) =
+            self.operations.get(pull.mine, from)
         else {
             return Piece::Over;
         };
@@ -224,7 +226,8 @@ impl Core {
         else {
             return Piece::NONE;
         };
-        let copied = dest.pieces(*received, bytes, |done, piece| copy(at + done, piece));
+        let copied =
+            ways::timed(measured, || dest.pieces(*received, bytes, |done, piece| copy(at + done, piece)));
         *received += bytes;
         let all = *received == *want;
         // What was copied is the message's if the offer stands after that. A receiver that the sender has given up then waits, as
@@ -250,6 +253,7 @@ impl Core {
         self.tally.add(Counter::AttachRefused, 1);
         let (want, measured) = (*want, measured.take());
         if let Some(message) = measured {
+            message.watched.iter().for_each(|_| self.watch.forget());
             self.peers[from.0 as usize].ways.failed(message);
         }
         self.send_clear(from, pull.theirs, pull.mine, want, 0, pull.because);

@@ -12,6 +12,7 @@ use super::payload::Payload;
 use super::poll::Stop;
 use super::sleep::RECENT;
 use super::table::Operation;
+use super::ways;
 use super::{Because, Berth, Config, Core, Peer, Push};
 use crate::fault::{Step, step};
 use crate::types::{Access, Op, PeerId, Status};
@@ -131,7 +132,7 @@ impl Core {
         payload: &Payload<'_>,
     ) -> Result<(), Stop> {
         let (id, at, len) = (message[1], message[2], payload.len());
-        let Some(Operation::Incoming { dest, want, received, done, registered, again, .. }) =
+        let Some(Operation::Incoming { dest, want, received, done, registered, measured, again, .. }) =
             self.operations.get(id, source)
         else {
             // The operation may have ended, with its sender's death or our close; its late chunks are
@@ -149,7 +150,7 @@ impl Core {
             return Err(Faulty);
         }
         match *registered {
-            None => payload.place(len, dest, at)?,
+            None => ways::timed(measured, || payload.place(len, dest, at))?,
             Some(place) => match self.memory.find(place.key, place.at(at), len, Access::Write) {
                 Ok(buf) => payload.copy(0, buf)?,
                 Err(status) => {
@@ -191,10 +192,12 @@ impl Core {
             None => {}
         }
         if let Some(message) = measured {
+            let own = message.watched.map(|watched| self.watch.end(&watched, message.len(), self.ticks));
             let took = match timed {
-                Some(timed) if timed.is_trial => ways.passed(message),
-                _ => ways.ended(message, is_odd || paged < message.len() / 2),
+                Some(timed) if timed.is_trial => ways.passed(message, own),
+                _ => ways.ended(message, is_odd || paged < message.len() / 2, own),
             };
+            self.watch.is_on = ways.is_at_work();
             let ([ns, bytes], len) = message.counted();
             self.tally.add(ns, took);
             self.tally.add(bytes, len);

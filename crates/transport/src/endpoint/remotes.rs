@@ -307,7 +307,8 @@ impl Core {
                     (then.status, then.source) = (Status::PeerGone, Some(id));
                     self.completions.push_back(then);
                 }
-                Operation::Incoming { mut then, multi, .. } => {
+                Operation::Incoming { mut then, multi, measured, .. } => {
+                    measured.and_then(|message| message.watched).iter().for_each(|_| self.watch.forget());
                     (then.status, then.source) = (Status::PeerGone, Some(id));
                     then.len = 0;
                     if then.op != Op::RemoteWrite {

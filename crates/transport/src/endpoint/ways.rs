@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use isthmus_region::counters::Counter;
 
 use super::attach;
+use super::work::{Own, SELDOM, Watched};
 
 /// Classes of lengths: the first ends at [`attach::LEAST`], and each other but the last reaches to four times the one before.
 pub(super) const CLASSES: usize = 9;
@@ -62,6 +63,8 @@ const SOON: u64 = 256;
 /// Messages after a first one that goes the other way that are taken for such that come meanwhile; for each further one there is one more, up to so
 /// many.
 const MUTUAL: (u32, u32) = (16, 256);
+/// Messages after one while which the program worked that are taken for such, too, though each says that the program waited.
+const AT_WORK: u32 = 4;
 /// A way is given up if it fails twice in so many messages.
 const FAILS: u32 = 8;
 /// Messages follow each other if there is less between them than such a part of the time that one takes.
@@ -98,6 +101,11 @@ impl Way {
         usize::from(self != Self::Copy)
     }
 
+    /// Copies of each byte, by both sides.
+    fn copies(self) -> u64 {
+        if self == Self::Copy { 2 } else { 1 }
+    }
+
     /// How much longer than two copies it may take, as the receiver sees it, who does not see that its sender has nothing to copy: of all
     /// work of both that is nearly half.
     fn favour(self) -> f64 {
@@ -125,6 +133,22 @@ pub(super) struct Measured {
     /// Whether it is one of several at a time, and whether messages go the other way meanwhile.
     is_dense: bool,
     is_mutual: bool,
+    /// Whether it is taken for one that comes while the program works.
+    is_at_work: bool,
+    /// Whether it is to be watched, and what is known then.
+    pub(super) is_watched: bool,
+    pub(super) watched: Option<Watched>,
+}
+
+/// Does what copies bytes of a message.
+#[inline]
+pub(super) fn timed<T>(message: &mut Option<Measured>, copy: impl FnOnce() -> T) -> T {
+    let begin = message.and_then(|message| message.watched).map(|_| Instant::now());
+    let done = copy();
+    if let (Some(begin), Some(Measured { watched: Some(watched), .. })) = (begin, message) {
+        watched.copied(begin);
+    }
+    done
 }
 
 impl Measured {
@@ -340,6 +364,9 @@ impl Class {
             counts,
             is_dense,
             is_mutual,
+            is_at_work: false,
+            is_watched: false,
+            watched: None,
         }
     }
 
@@ -589,7 +616,12 @@ impl Class {
 /// Messages of about the same length, in four classes, since what is faster for some may be slower for others: those that come while long messages go
 /// the other way, with which both processes have work, too, and others; and of both those that follow one another, and those that come one at a
 /// time, between which the program does other things.
-type Lengths = [[Class; 2]; 2];
+#[derive(Debug, Clone, Copy, Default)]
+struct Lengths {
+    waiting: [[Class; 2]; 2],
+    /// Of messages that come while the program works, however many there are: they are counted by the time of the copies.
+    at_work: Class,
+}
 
 /// A message that has ended, in so many nanoseconds, while no other was under way: what lies between it and the next one is not known yet.
 #[derive(Debug, Clone, Copy)]
@@ -613,6 +645,9 @@ pub(super) struct Ways {
     is_dense: bool,
     /// How many of the next ones are taken for such that come while messages go the other way, if no more are sent there.
     mutual: u32,
+    /// Messages that had a choice; and how many of the next ones are taken for such that come while the program works, if none that is watched says more.
+    messages: u32,
+    at_work: u32,
     /// When the last one ended, and how long it took.
     last_end: Option<Instant>,
     last_ns: u64,
@@ -642,7 +677,12 @@ impl Ways {
     }
 
     fn class(&mut self, message: &Measured) -> &mut Class {
-        &mut self.lengths(message.choice)[usize::from(message.is_mutual)][usize::from(message.is_dense)]
+        let lengths = self.lengths(message.choice);
+        if message.is_at_work {
+            &mut lengths.at_work
+        } else {
+            &mut lengths.waiting[usize::from(message.is_mutual)][usize::from(message.is_dense)]
+        }
     }
 
     /// The next message, which is asked for now, and its way.
@@ -664,8 +704,16 @@ impl Ways {
         let is_mutual = self.mutual > 0;
         self.mutual = self.mutual.saturating_sub(1);
         self.under_way += 1;
-        self.lengths(choice)[usize::from(is_mutual)][usize::from(is_dense)]
-            .begin(choice, now, is_dense, is_mutual)
+        let (is_at_work, number) = (self.is_at_work(), self.messages);
+        self.messages = number.wrapping_add(1);
+        let lengths = self.lengths(choice);
+        let message = if is_at_work {
+            lengths.at_work.begin(choice, now, false, is_mutual)
+        } else {
+            lengths.waiting[usize::from(is_mutual)][usize::from(is_dense)]
+                .begin(choice, now, is_dense, is_mutual)
+        };
+        Measured { is_at_work, is_watched: is_at_work || number.is_multiple_of(SELDOM), ..message }
     }
 
     /// A long message is announced to the remote endpoint.
@@ -694,14 +742,27 @@ impl Ways {
     /// A message has ended well; gives how many nanoseconds it took. It is odd if it was to come in pages and cost what the next one of the
     /// same buffer will not: hardly any page was granted, since the buffer had not come back; they were granted for this message; or
     /// one was no longer granted when it was read.
-    pub(super) fn ended(&mut self, message: Measured, is_odd: bool) -> u64 {
-        self.ended_at(message, is_odd, Instant::now())
+    ///
+    /// `own` is what is known of one that was watched.
+    pub(super) fn ended(&mut self, message: Measured, is_odd: bool, own: Option<Own>) -> u64 {
+        self.ended_at(message, is_odd, own, Instant::now())
     }
 
-    fn ended_at(&mut self, message: Measured, is_odd: bool, now: Instant) -> u64 {
+    fn ended_at(&mut self, message: Measured, is_odd: bool, own: Option<Own>, now: Instant) -> u64 {
         let ns = self.over(&message, now);
         let is_odd = is_odd && message.way == Way::Pages;
-        if self.under_way == 0 {
+        self.hear(own);
+        if message.is_at_work {
+            let ns = match own {
+                // What they cost beyond the copies is not known.
+                Some(own) if !is_odd => own.copied.saturating_mul(message.way.copies()),
+                _ => ns,
+            };
+            self.class(&message).ended(&message, Some(ns), is_odd);
+        } else if own.is_some_and(|own| own.is_at_work == Some(true)) {
+            // What it took is the program's time.
+            self.class(&message).ended(&message, None, is_odd);
+        } else if self.under_way == 0 {
             self.held = Some(Held { message, ns, is_odd });
         } else {
             self.class(&message).ended(&message, Some(ns), is_odd);
@@ -710,10 +771,25 @@ impl Ways {
     }
 
     /// A message has ended well, in circumstances from which nothing is learnt; gives how many nanoseconds it took.
-    pub(super) fn passed(&mut self, message: Measured) -> u64 {
+    pub(super) fn passed(&mut self, message: Measured, own: Option<Own>) -> u64 {
+        self.hear(own);
         let ns = self.over(&message, Instant::now());
         self.class(&message).ended(&message, None, false);
         ns
+    }
+
+    /// Whether the next message is taken for one that comes while the program works.
+    pub(super) fn is_at_work(&self) -> bool {
+        self.at_work > 0
+    }
+
+    /// What a message that was watched says of the program.
+    fn hear(&mut self, own: Option<Own>) {
+        match own.and_then(|own| own.is_at_work) {
+            Some(true) => self.at_work = AT_WORK,
+            Some(false) => self.at_work = self.at_work.saturating_sub(1),
+            None => {}
+        }
     }
 
     /// A message could not go the way that was chosen.
@@ -755,7 +831,7 @@ mod tests {
             let message = ways.begin_at(to_attach(len), now);
             now += Duration::from_nanos(ns[message.way.place()]);
             attached += u32::from(message.way == Way::Attach);
-            ways.ended_at(message, false, now);
+            ways.ended_at(message, false, None, now);
         }
         attached
     }
@@ -784,7 +860,7 @@ mod tests {
         let messages: Vec<Measured> = (0..count).map(|_| ways.begin_at(choice, now)).collect();
         for (n, message) in (0..).zip(&messages) {
             now += Duration::from_nanos(ns(n, message.way));
-            ways.ended_at(*message, false, now);
+            ways.ended_at(*message, false, None, now);
         }
         u32::try_from(messages.iter().filter(|message| message.way == Way::Attach).count()).unwrap()
     }
@@ -843,7 +919,7 @@ mod tests {
                 let message = queue.pop_front().unwrap();
                 let changed = std::mem::replace(&mut before, message.way) != message.way;
                 now += Duration::from_nanos(if changed { 1000 } else { ns[message.way.place()] });
-                ways.ended_at(message, false, now);
+                ways.ended_at(message, false, None, now);
                 attached += u32::from(i >= 10_000 && message.way == Way::Attach);
             }
             let share = attached / 500;
@@ -864,7 +940,7 @@ mod tests {
                 }
                 let message = queue.pop_front().unwrap();
                 now += Duration::from_nanos(len / [5, 10][message.way.place()]);
-                ways.ended_at(message, false, now);
+                ways.ended_at(message, false, None, now);
                 attached += u32::from(i >= 5000 && message.way == Way::Attach);
             }
             assert!(attached > 4500, "{depth} of {len}: {attached} of 5000");
@@ -899,7 +975,7 @@ mod tests {
             for i in 0..6000 {
                 let message = ways.begin_at(to_attach(100_000), now);
                 now += Duration::from_nanos([87_000, 67_000][message.way.place()]);
-                ways.ended_at(message, false, now);
+                ways.ended_at(message, false, None, now);
                 attached += u32::from(i >= 3000 && message.way == Way::Attach);
                 let most = [14_000, 63_000][message.way.place()];
                 now += Duration::from_nanos(between(i).max(most));
@@ -928,7 +1004,7 @@ mod tests {
         for i in 0..20_000 {
             let message = ways.begin_at(to_attach(100_000), now);
             now += Duration::from_nanos([87_000, 67_000][message.way.place()]);
-            ways.ended_at(message, false, now);
+            ways.ended_at(message, false, None, now);
             attached += u32::from(i >= 10_000 && message.way == Way::Attach);
             now += Duration::from_nanos([5_000, 63_000][message.way.place()]);
         }
@@ -939,7 +1015,7 @@ mod tests {
             let len = [100_000, 1 << 20][i % 2];
             let message = ways.begin_at(to_attach(len), now);
             now += Duration::from_nanos([87_000, 67_000][message.way.place()] * len / 100_000);
-            ways.ended_at(message, false, now);
+            ways.ended_at(message, false, None, now);
             attached += u32::from(i >= 10_000 && message.way == Way::Attach);
             now += Duration::from_nanos([14_000, 63_000][message.way.place()] * len / 100_000);
         }
@@ -956,7 +1032,7 @@ mod tests {
                     (0..count).map(|_| ways.begin_at(to_attach(1 << 20), now)).collect();
                 for (n, message) in (0..).zip(messages) {
                     now += Duration::from_micros(if message.way == Way::Copy { copy(n) } else { attach });
-                    ways.ended_at(message, false, now);
+                    ways.ended_at(message, false, None, now);
                     attached += u32::from(i >= 2000 && message.way == Way::Attach);
                 }
             }
@@ -978,7 +1054,7 @@ mod tests {
             let took = Duration::from_micros(200).mul_f64(costs[message.way.place()]);
             (all, best) = (all + costs[message.way.place()], best + costs[0].min(costs[1]));
             now += took;
-            ways.ended_at(message, false, now);
+            ways.ended_at(message, false, None, now);
             now += took / 2;
         }
         all / best
@@ -1010,10 +1086,47 @@ mod tests {
             let took = costs[message.way.place()];
             (all, best) = (all + took, best + costs[0].min(costs[1]));
             now += Duration::from_nanos(took);
-            ways.ended_at(message, false, now);
+            ways.ended_at(message, false, None, now);
             now += Duration::from_nanos(took / 4);
         }
         assert!(all * 100 < best * 105, "{all} of {best}");
+    }
+
+    /// Messages of a program that works if `is_at_work` says so of their number; a copy takes so long by each way, and while the program
+    /// works a message takes as long as that does. Gives how many of the last half were attached to, of those of a program at work and of others.
+    fn attached_at_work(is_at_work: impl Fn(u32) -> bool, waiting: [u64; 2], copied: [u64; 2]) -> [u32; 2] {
+        let (mut ways, mut now, mut attached) = (Ways::default(), Instant::now(), [0; 2]);
+        for number in 0..8000 {
+            let (at_work, message) = (is_at_work(number), ways.begin_at(to_attach(1 << 20), now));
+            let place = message.way.place();
+            now += Duration::from_nanos(if at_work { 1_000_000 } else { waiting[place] });
+            let own = message.is_watched.then_some(Own { copied: copied[place], is_at_work: Some(at_work) });
+            ways.ended_at(message, false, own, now);
+            now += Duration::from_nanos(100_000);
+            attached[usize::from(at_work)] += u32::from(number >= 4000 && message.way == Way::Attach);
+        }
+        attached
+    }
+
+    #[test]
+    fn a_program_that_works_is_spared_copies() {
+        // Two copies are faster for a receiver that waits, and less work for none.
+        let (waiting, copied) = ([100_000, 150_000], [90_000, 150_000]);
+        let [_, attached] = attached_at_work(|_| true, waiting, copied);
+        assert!(attached > 3800, "{attached}");
+        let [attached, _] = attached_at_work(|_| false, waiting, copied);
+        assert!(attached < 200, "{attached}");
+        // More work than that of both sides' copies.
+        let [_, attached] = attached_at_work(|_| true, waiting, [90_000, 200_000]);
+        assert!(attached < 200, "{attached}");
+    }
+
+    #[test]
+    fn what_is_known_of_a_program_at_work_is_kept_apart() {
+        // In turn 500 of each; up to eight are taken for such as before them.
+        let attached =
+            attached_at_work(|number| number / 500 % 2 == 1, [100_000, 150_000], [90_000, 150_000]);
+        assert!(attached[0] < 200 && attached[1] > 1700, "{attached:?}");
     }
 
     #[test]
@@ -1024,12 +1137,12 @@ mod tests {
             let messages: Vec<_> = (0..64).map(|_| ways.begin(to_attach(1 << 20))).collect();
             assert!(messages.iter().all(|message| message.is_mutual), "window {window}");
             for message in messages {
-                ways.ended(message, false);
+                ways.ended(message, false, None);
             }
         }
         let after = (0..1000).filter(|_| {
             let message = ways.begin(to_attach(1 << 20));
-            ways.ended(message, false);
+            ways.ended(message, false, None);
             message.is_mutual
         });
         assert!(after.count() <= 256);
@@ -1049,7 +1162,7 @@ mod tests {
             let slow = if number % 500 < 50 { 2 } else { 1 };
             let ns = [200_000, 205_000][message.way.place()] * slow * if since <= 8 { 2 } else { 1 };
             now += Duration::from_nanos(ns);
-            ways.ended_at(message, false, now);
+            ways.ended_at(message, false, None, now);
             now += Duration::from_nanos(ns / 4);
         }
         // Those at first, and two for each of the trials, of which there are regular ones and some in vain.
@@ -1079,7 +1192,7 @@ mod tests {
             let is_odd = is_pages && pages.is_multiple_of(20);
             let ns = if is_odd { 4_000_000 } else { [100_000, 60_000][message.way.place()] };
             now += Duration::from_nanos(ns);
-            ways.ended_at(message, is_odd, now);
+            ways.ended_at(message, is_odd, None, now);
             last += u32::from(i >= 50_000 && is_pages);
         }
         assert!(last < 500, "{last} of 10000");
@@ -1133,10 +1246,10 @@ mod tests {
             let messages: Vec<Measured> = (0..50).map(|_| ways.begin_at(to_attach(len), now)).collect();
             for message in messages {
                 now += Duration::from_nanos(len);
-                ways.ended_at(message, false, now);
+                ways.ended_at(message, false, None, now);
             }
         }
-        assert_eq!(ways.lengths(to_attach(len))[0][1].costs[0].ns, Some(1.0));
+        assert_eq!(ways.lengths(to_attach(len)).waiting[0][1].costs[0].ns, Some(1.0));
     }
 
     #[test]
@@ -1151,14 +1264,14 @@ mod tests {
         assert_eq!([message, second, late].map(|message| message.way), [Way::Attach; 3]);
         ways.failed(message);
         now += Duration::from_micros(100);
-        ways.ended_at(late, false, now);
+        ways.ended_at(late, false, None, now);
         assert_eq!(several(&mut ways, 64), 64, "one buffer can be different");
         let late = ways.begin_at(choice, ways.last_end.unwrap());
         ways.failed(second);
         let third = ways.begin_at(choice, ways.last_end.unwrap());
         ways.failed(third);
         now = ways.last_end.unwrap();
-        ways.ended_at(late, false, now);
+        ways.ended_at(late, false, None, now);
         assert_eq!(several(&mut ways, 60), 0, "what was asked for before says nothing");
         assert!(several(&mut ways, 4096) > 50, "tried again");
         assert!(several(&mut ways, 64) > 60, "and it works");
@@ -1175,7 +1288,7 @@ mod tests {
             all += u32::from(way == Way::Pages);
             sum += ns;
             now += Duration::from_nanos(ns);
-            ways.ended_at(message, is_odd, now);
+            ways.ended_at(message, is_odd, None, now);
         }
         (all, sum / u64::from(count))
     }
@@ -1265,7 +1378,7 @@ mod tests {
                 let is_odd = !is_granted && n == 0 && message.way == Way::Pages;
                 let ns = if is_odd { 5_000_000 } else { [100_000, 60_000][message.way.place()] };
                 now += Duration::from_nanos(ns);
-                ways.ended_at(*message, is_odd, now);
+                ways.ended_at(*message, is_odd, None, now);
             }
             messages.iter().filter(|message| message.way == Way::Pages).count()
         };
@@ -1287,7 +1400,7 @@ mod tests {
                         let changed = std::mem::replace(&mut before, message.way) != message.way;
                         now +=
                             Duration::from_nanos(ns[message.way.place()] + if changed { 60_000 } else { 0 });
-                        ways.ended_at(message, false, now);
+                        ways.ended_at(message, false, None, now);
                         paged += usize::from(i >= 2000 && message.way == Way::Pages);
                     }
                 }
@@ -1307,7 +1420,7 @@ mod tests {
                 let ns = if way == Way::Pages { ns } else { 100_000 };
                 by_pages += u32::from(way == Way::Pages);
                 ways.last_end = None;
-                ways.ended_at(message, false, now + Duration::from_nanos(ns));
+                ways.ended_at(message, false, None, now + Duration::from_nanos(ns));
             }
             assert_eq!(by_pages > 100, expected, "{ns}: {by_pages}");
         }
@@ -1326,7 +1439,7 @@ mod tests {
                 let way = message.way;
                 let took = if way == Way::Copy { copy } else { one_copy };
                 ways.last_end = None;
-                ways.ended_at(message, false, now + Duration::from_nanos(took));
+                ways.ended_at(message, false, None, now + Duration::from_nanos(took));
                 if i >= 6 * TRIALS {
                     let faster = if choice.one_copy == Way::Resident { Way::Resident } else { Way::Copy };
                     assert_eq!(way, faster, "message {i}");
