@@ -13,13 +13,13 @@
 #include <stdint.h>
 
 /* BARRIER and ALLREDUCE take any number of ranks, the others two. */
-enum kind { LATENCY, PINGPONG, WINDOW, RATE, POSTED, UNEXPECTED, BARRIER, ALLREDUCE, POOL, BOTH, ONCE, BARE, PUT, GET,
+enum kind { LATENCY, PINGPONG, WINDOW, RATE, POSTED, UNEXPECTED, BARRIER, ALLREDUCE, POOL, BOTH, ONCE, OVERHEAD, BARE, PUT, GET,
             IS, FT, MG, LU, KINDS };
 
 struct block {
     enum kind kind;
     size_t bytes;
-    int depth;        /* messages in flight: WINDOW and RATE; what waits beside: POSTED and UNEXPECTED; buffers in turn: POOL, BOTH and BARE */
+    int depth;        /* messages in flight: WINDOW and RATE; what waits beside: POSTED and UNEXPECTED; buffers in turn: POOL, BOTH, OVERHEAD and BARE */
     int touched;      /* PINGPONG and WINDOW: each message is written before it is sent and read after it was received */
     uint64_t rounds;  /* per batch; 0 until calibrated */
 };
@@ -73,6 +73,7 @@ uint64_t collective_messages(void);
 void pool_open(const struct block *b);
 double pool_batch(const struct block *b, uint64_t rounds);
 uint64_t pool_messages(const struct block *b);
+double pool_overhead(void); /* seconds in the MPI's calls, both ranks, in the last batch of OVERHEAD; rank 0's */
 void pool_close(void);
 
 /* window.c: one-sided operations */

@@ -17,7 +17,7 @@ const char *block_name(const struct block *b)
 {
     static const char *const names[] = { "latency", "bandwidth", "bandwidth_windowed", "rate",
                                          "posted", "unexpected", "barrier", "allreduce",
-                                         "pool", "both_ways", "once", "bare_copy",
+                                         "pool", "both_ways", "once", "overhead", "bare_copy",
                                          "put", "get",
                                          "is", "ft", "mg", "lu" };
 
@@ -37,7 +37,7 @@ const char *block_metric(const struct block *b)
 {
     static const char *const metrics[] = { "latency_us", "bandwidth_MBps", "bandwidth_MBps", "rate_Mps",
                                            "latency_us", "latency_us", "loops_per_s", "loops_per_s",
-                                           "bandwidth_MBps", "bandwidth_MBps", "bandwidth_MBps", "bandwidth_MBps",
+                                           "bandwidth_MBps", "bandwidth_MBps", "bandwidth_MBps", "overhead_us", "bandwidth_MBps",
                                            "latency_us", "latency_us",
                                            "loops_per_s", "loops_per_s", "loops_per_s", "loops_per_s" };
     return metrics[b->kind];
@@ -200,7 +200,7 @@ static int is_windowed(const struct block *b)
 
 static int is_pooled(const struct block *b)
 {
-    return b->kind == POOL || b->kind == BOTH || b->kind == ONCE || b->kind == BARE;
+    return b->kind == POOL || b->kind == BOTH || b->kind == ONCE || b->kind == OVERHEAD || b->kind == BARE;
 }
 
 static int is_one_sided(const struct block *b)
@@ -254,6 +254,7 @@ static double in_metric(const struct block *b, double seconds, uint64_t rounds)
     case POOL:
     case BOTH:
     case ONCE: return (double)b->bytes * (double)pool_messages(b) * (double)rounds / seconds / 1e6;
+    case OVERHEAD: return pool_overhead() * 1e6 / ((double)pool_messages(b) * (double)rounds);
     case BARE: return (double)b->bytes * b->depth * (double)rounds / seconds / 1e6;
     case PUT:
     case GET: return seconds * 1e6 / (double)rounds;

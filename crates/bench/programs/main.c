@@ -67,7 +67,7 @@ static struct block parse_block(const char *text)
 {
     static const char *const names[] = { "latency", "pingpong", "window", "rate",
                                          "posted", "unexpected", "barrier", "allreduce",
-                                         "pool", "both", "once", "bare",
+                                         "pool", "both", "once", "overhead", "bare",
                                          "put", "get",
                                          "is", "ft", "mg", "lu" };
     struct block b = { .depth = 1 };
@@ -81,7 +81,7 @@ static struct block parse_block(const char *text)
     if (fields < (kind == BARRIER ? 1 : 2) || kind == KINDS || b.depth < 1 || bytes > (1u << 30))
         die("bad block; say latency:BYTES, pingpong:BYTES[:untouched], window:BYTES:DEPTH[:untouched], rate:BYTES:DEPTH, "
             "posted:BYTES:COUNT, unexpected:BYTES:COUNT, barrier, allreduce:BYTES, pool:BYTES:BUFFERS, both:BYTES:BUFFERS, "
-            "once:BYTES, bare:BYTES:BUFFERS, put:BYTES, get:BYTES, is:BYTES, ft:BYTES, mg:BYTES or lu:BYTES");
+            "once:BYTES, overhead:BYTES:BUFFERS, bare:BYTES:BUFFERS, put:BYTES, get:BYTES, is:BYTES, ft:BYTES, mg:BYTES or lu:BYTES");
     if (untouched && (strcmp(untouched, UNTOUCHED) != 0 || (kind != PINGPONG && kind != WINDOW)))
         die("bad block; only pingpong and window may end in " UNTOUCHED);
     if (kind != BARRIER && kind != ALLREDUCE && ranks != 2)

@@ -375,7 +375,7 @@ fn block_records(
         .collect();
     let all = |at: usize| values[at].iter().flatten().copied().collect::<Vec<f64>>();
     let sample = &measured[0].rounds[0].output.samples[block];
-    let lower_is_better = sample.metric == "latency_us";
+    let lower_is_better = matches!(sample.metric.as_str(), "latency_us" | "overhead_us");
     let better = |a: &f64, b: &f64| if lower_is_better { a < b } else { a > b };
     // Of a peer's ways, as of an MPI's TCP paths, the best is the peer: it stands there under both names.
     let family = |at: usize| subject::family(measured[at].subject.name);

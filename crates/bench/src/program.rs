@@ -168,6 +168,8 @@ pub enum Block {
     BothWays(u64, u32),
     /// The same one way, each message from memory that nothing was sent from before.
     Once(u64),
+    /// The time that one of those messages takes from work that both ranks have of their own, in the MPI's calls, both together.
+    Overhead(u64, u32),
     /// The same without an MPI: what one rank has written is copied by the other from memory that both have.
     Bare(u64, u32),
     /// Time of an MPI_Put and its flush, with a target that waits.
@@ -197,6 +199,7 @@ impl Block {
             Self::Pool(bytes, buffers) => format!("pool:{bytes}:{buffers}"),
             Self::BothWays(bytes, buffers) => format!("both:{bytes}:{buffers}"),
             Self::Once(bytes) => format!("once:{bytes}"),
+            Self::Overhead(bytes, buffers) => format!("overhead:{bytes}:{buffers}"),
             Self::Bare(bytes, buffers) => format!("bare:{bytes}:{buffers}"),
             Self::Put(bytes) => format!("put:{bytes}"),
             Self::Get(bytes) => format!("get:{bytes}"),
@@ -220,7 +223,10 @@ impl Block {
         match self {
             Self::Window(_, depth) | Self::WindowUntouched(_, depth) | Self::Rate(_, depth) => Some(depth),
             Self::Posted(count) | Self::Unexpected(count) => Some(count),
-            Self::Pool(_, buffers) | Self::BothWays(_, buffers) | Self::Bare(_, buffers) => Some(buffers),
+            Self::Pool(_, buffers)
+            | Self::BothWays(_, buffers)
+            | Self::Overhead(_, buffers)
+            | Self::Bare(_, buffers) => Some(buffers),
             Self::Latency(_)
             | Self::PingPong(_)
             | Self::PingPongUntouched(_)
