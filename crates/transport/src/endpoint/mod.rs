@@ -12,6 +12,7 @@
 //! - `resident`: those in memory of the region.
 //! - `grants`: long messages that are copied from pages that their sender grants.
 //! - `ways`: which way a long message goes.
+//! - `work`: whether the program works meanwhile.
 //! - `depth`: how many of its chunks are under way.
 //! - `direct`: RMA and atomics that need no message.
 //! - `path`: how a remote endpoint is reached.

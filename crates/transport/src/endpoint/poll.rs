@@ -113,7 +113,7 @@ const EXPECT_AHEAD: u64 = 4;
 /// Time that the hints between the polls of [`Core::spin`] take; the polls come on top, 1 to 2 ns for
 /// each hot lane. MPICH's answer takes 0.7 us where two hardware threads share a core; to wait for a later
 /// one costs it a system call.
-pub(super) const SPIN_NS: u32 = 1500;
+const SPIN_NS: u32 = 1500;
 /// Its polls where hints are slow, as under emulation; 1 to 4 ns each on a processor.
 const POLLS_WITHOUT_HINT: u32 = 500;
 /// Most calls between two polls of the activity lines, while there are hot lanes. After a poll that finds
@@ -359,7 +359,7 @@ impl Core {
     fn advance<S: Sink>(&mut self, berth: &mut Berth, sink: &mut S) -> bool {
         let mut moved = false;
         let mut k = 0;
-        self.watch.begin_round(self.ticks);
+        self.watch.begin_round();
         while let Some(number) = berth.hot.get(k).copied() {
             moved |= self.poll(berth, number, sink);
             k += 1;
@@ -375,7 +375,7 @@ impl Core {
         if moved && berth.asleep.is_some() {
             berth.wake_all();
         }
-        self.watch.end_round(self.ticks);
+        self.watch.end_round();
         moved
     }
 

@@ -183,21 +183,29 @@ impl Core {
         };
         step(Step::AllReceived);
         let Peer { ways, depths, .. } = &mut self.peers[source.0 as usize];
+        let own = measured
+            .and_then(|message| Some((message.watched?, message.len())))
+            .map(|(watched, len)| self.watch.end(&watched, len, self.ticks));
+        let is_at_work = measured.is_some_and(|message| message.is_at_work)
+            || own.is_some_and(|own| own.is_at_work == Some(true));
         match timed {
             Some(timed) => {
-                depths.ended(timed);
+                // What elapses while the program works is its own time.
+                if is_at_work {
+                    depths.passed();
+                } else {
+                    depths.ended(timed);
+                }
                 self.tally.add(Counter::Deep, timed.is_deep.into());
             }
             None if measured.is_some() => depths.passed(),
             None => {}
         }
         if let Some(message) = measured {
-            let own = message.watched.map(|watched| self.watch.end(&watched, message.len(), self.ticks));
             let took = match timed {
-                Some(timed) if timed.is_trial => ways.passed(message, own),
+                Some(timed) if timed.is_trial && !message.is_at_work => ways.passed(message, own),
                 _ => ways.ended(message, is_odd || paged < message.len() / 2, own),
             };
-            self.watch.is_on = ways.is_at_work();
             let ([ns, bytes], len) = message.counted();
             self.tally.add(ns, took);
             self.tally.add(bytes, len);

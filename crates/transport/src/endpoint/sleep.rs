@@ -168,6 +168,7 @@ impl Core {
             return None;
         }
         berth.asleep = Some(bell);
+        self.watch.sleep();
         self.tally.add(Counter::Sleeps, 1);
         let retry = berth.roster.is_incomplete() || berth.retry_lanes;
         let open = !berth.closing.is_empty() || retry || self.refused || unasked;
