@@ -73,7 +73,7 @@ uint64_t collective_messages(void);
 void pool_open(const struct block *b);
 double pool_batch(const struct block *b, uint64_t rounds);
 uint64_t pool_messages(const struct block *b);
-double pool_overhead(void); /* seconds in the MPI's calls, both ranks, in the last batch of OVERHEAD; rank 0's */
+double pool_overhead(void); /* on rank 0: seconds in the MPI's calls, both ranks, in the last batch of OVERHEAD */
 void pool_close(void);
 
 /* window.c: one-sided operations */

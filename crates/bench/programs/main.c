@@ -6,7 +6,8 @@
  * BLOCK is latency:BYTES, pingpong:BYTES, window:BYTES:DEPTH or rate:BYTES:DEPTH; posted:BYTES:COUNT or
  * unexpected:BYTES:COUNT, a latency beside COUNT receives or messages of other tags that wait; pool:BYTES:BUFFERS and
  * both:BYTES:BUFFERS, one message at a time from so many buffers in turn, one way and both at the same time, once:BYTES, each
- * from memory that nothing was sent from before, and bare:BYTES:BUFFERS, the same without an MPI, from memory
+ * from memory that nothing was sent from before, overhead:BYTES:BUFFERS, the time in the MPI's calls for those of pool while both ranks have work
+ * of their own, and bare:BYTES:BUFFERS, the same without an MPI, from memory
  * that both have; put:BYTES and get:BYTES, one-sided operations one after the other, each flushed; is:BYTES, ft:BYTES, mg:BYTES
  * and lu:BYTES, kernels of which each rank has so much; and for any number of ranks barrier or allreduce:BYTES. Messages of pingpong and window are written before they are sent and read after they
  * were received, unless :untouched stands behind. The plan is run N times over, block after block, with the bare line

@@ -144,7 +144,7 @@ pub(crate) fn wanted(vms: u32, flavour: Flavour) -> Vec<(Block, Wanted)> {
         ("4 MiB, same buffer", 1.5, Block::Overhead(4 * MB, 1)),
         ("1 MiB, 16 buffers", 1.4, Block::Overhead(MB, FITS)),
     ] {
-        let what = format!("processor time of a message, ranks at work, {what} : two copies");
+        let what = format!("time in the MPI's calls for a message, ranks at work, {what} : two copies");
         let promise = || at_most(1.0 / less, 1.0 / 1.9);
         rows.extend([
             of(&what, promise(), block, TWO_COPIES),

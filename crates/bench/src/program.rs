@@ -168,7 +168,7 @@ pub enum Block {
     BothWays(u64, u32),
     /// The same one way, each message from memory that nothing was sent from before.
     Once(u64),
-    /// The time that one of those messages takes from work that both ranks have of their own, in the MPI's calls, both together.
+    /// The time that the MPI's calls for one of those messages take, both ranks together, while these have work of their own.
     Overhead(u64, u32),
     /// The same without an MPI: what one rank has written is copied by the other from memory that both have.
     Bare(u64, u32),

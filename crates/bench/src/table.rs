@@ -70,7 +70,7 @@ fn benchmark(name: &str) -> &str {
         "barrier_multiple" => "barrier, MPI_THREAD_MULTIPLE",
         "allreduce_multiple" => "allreduce, MPI_THREAD_MULTIPLE",
         "rate" => "message rate",
-        "overhead" => "its processor time, ranks at work",
+        "overhead" => "time in the MPI's calls, ranks at work",
         "pool_cpu" => "its processor time, both sides",
         "both_ways_cpu" => "its processor time, both ways",
         "replacement" => "pool of more than may be granted",
