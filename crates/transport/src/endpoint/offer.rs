@@ -149,7 +149,7 @@ impl Core {
         pages: bool,
     ) -> (Way, Option<Measured>) {
         let is_resident = offer.is_some_and(|offer| offer.space == Space::Region);
-        let Peer { is_near, attach, pool, ways, .. } = &mut self.peers[from.0 as usize];
+        let Peer { is_near, attach, pool, ways, pushes, .. } = &mut self.peers[from.0 as usize];
         let other = match (&*is_near, pool) {
             _ if is_resident => Way::Resident,
             (true, _) if offer.is_some() && !self.is_unheard && !attach.is_closed() => Way::Attach,
@@ -162,7 +162,9 @@ impl Core {
             _ if len < least => (if is_resident { other } else { Way::Copy }, None),
             Long::Attach => (other, None),
             Long::Auto => {
-                let choice = Choice { len, one_copy: other };
+                let is_sending =
+                    self.operations.has_announced() || self.operations.has_lent() || !pushes.is_empty();
+                let choice = Choice { len, one_copy: other, is_sending };
                 let mut message = ways.begin(choice);
                 message.watched = message.is_watched.then(|| self.watch.begin(self.ticks));
                 (message.way, Some(message))

@@ -130,6 +130,8 @@ pub(super) struct Choice {
     pub(super) len: u64,
     /// The way that is one copy.
     pub(super) one_copy: Way,
+    /// The receiver has long messages of its own under way.
+    pub(super) is_sending: bool,
 }
 
 /// A message that is measured.
@@ -718,8 +720,10 @@ impl Ways {
         let is_mutual = self.mutual > 0;
         self.mutual = self.mutual.saturating_sub(1);
         self.under_way += 1;
-        // While both send, each has work all the time, whatever the other does; what elapses depends on the other's choice, too.
-        let is_at_work = self.at_work > 0 || is_mutual && choice.one_copy.is_by_processors();
+        // While both send, each has work all the time, whatever the other does; what elapses depends on the other's choice, too. Not so where they do
+        // in turn.
+        let is_by_work = is_mutual && choice.is_sending && choice.one_copy.is_by_processors();
+        let is_at_work = self.at_work > 0 || is_by_work;
         self.messages = self.messages.wrapping_add(1);
         // Multiples of the golden ratio.
         let is_watched = is_at_work || self.messages.wrapping_mul(0x9e37_79b9) >> (32 - SELDOM) == 0;
@@ -834,10 +838,10 @@ impl Ways {
 mod tests {
     use super::*;
 
-    const PAGES: Choice = Choice { len: 100_000, one_copy: Way::Pages };
+    const PAGES: Choice = Choice { len: 100_000, one_copy: Way::Pages, is_sending: false };
 
     fn to_attach(len: u64) -> Choice {
-        Choice { len, one_copy: Way::Attach }
+        Choice { len, one_copy: Way::Attach, is_sending: false }
     }
 
     /// Sends messages of which each takes `ns` by its way, one after the other; gives how many were attached to.
@@ -1113,10 +1117,10 @@ mod tests {
 
     /// Two endpoints send to each other all the time, one of them since `before` messages that it had from elsewhere: each message takes its receiver a
     /// copy, and the other one's, if that comes in two copies, another. Gives how many of the second half came in one copy, of either.
-    fn in_one_copy_both_ways(before: u32, filled: u64, copied: [u64; 2]) -> [u32; 2] {
+    fn in_one_copy_both_ways(before: u32, is_sending: bool, filled: u64, copied: [u64; 2]) -> [u32; 2] {
         let (mut ends, mut now, mut found) =
             ([Ways::default(), Ways::default()], [Instant::now(); 2], [0; 2]);
-        let choice = Choice { len: 1 << 20, one_copy: Way::Resident };
+        let choice = Choice { len: 1 << 20, one_copy: Way::Resident, is_sending };
         let receive = |ways: &mut Ways, now: &mut Instant, message: Measured, fills: u64| {
             let copied = copied[message.way.place()];
             *now += Duration::from_nanos(fills + copied);
@@ -1146,12 +1150,21 @@ mod tests {
     fn each_spares_the_other_a_copy_while_both_send() {
         for before in [0, 100] {
             // What a receiver sees is slower in one copy as long as the other's way stays: 190 beside 180 us, and 110 beside 100.
-            let found = in_one_copy_both_ways(before, 80_000, [100_000, 110_000]);
+            let found = in_one_copy_both_ways(before, true, 80_000, [100_000, 110_000]);
             assert!(found.iter().all(|found| *found > 1800), "{found:?} after {before}");
             // Two copies take less altogether.
-            let found = in_one_copy_both_ways(before, 80_000, [100_000, 260_000]);
+            let found = in_one_copy_both_ways(before, true, 80_000, [100_000, 260_000]);
             assert!(found.iter().all(|found| *found < 200), "{found:?} after {before}");
         }
+    }
+
+    #[test]
+    fn messages_in_turn_are_judged_by_what_elapses() {
+        // The sender fills while its receiver copies, and has nothing else to do.
+        let found = in_one_copy_both_ways(0, false, 0, [100_000, 120_000]);
+        assert!(found.iter().all(|found| *found < 200), "{found:?}");
+        let found = in_one_copy_both_ways(0, true, 0, [100_000, 120_000]);
+        assert!(found.iter().all(|found| *found > 1800), "{found:?}");
     }
 
     /// Messages of a program that works if `is_at_work` says so of their number; a copy takes so long by each way, and while the program
@@ -1220,7 +1233,7 @@ mod tests {
         let (mut ways, mut now) = (Ways::default(), Instant::now());
         let (mut last, mut changes, mut since) = (None, 0, 0);
         for number in 0..8000 {
-            let message = ways.begin_at(Choice { len: 1 << 20, one_copy: Way::Attach }, now);
+            let message = ways.begin_at(to_attach(1 << 20), now);
             if last.replace(message.way) != Some(message.way) {
                 (changes, since) = (changes + 1, 0);
             }
@@ -1495,7 +1508,7 @@ mod tests {
     #[test]
     fn what_lies_in_the_region_is_measured_by_itself() {
         let (mut ways, mut now) = (Ways::default(), Instant::now());
-        let resident = Choice { len: 100_000, one_copy: Way::Resident };
+        let resident = Choice { len: 100_000, one_copy: Way::Resident, is_sending: false };
         for i in 0..300 {
             for (choice, [copy, one_copy]) in
                 [(resident, [100_000, 50_000]), (to_attach(100_000), [100_000, 200_000])]
