@@ -312,7 +312,7 @@ fn one_copy(from: &Member, endpoint: &Endpoint, to: Option<(&Member, &Endpoint)>
             ),
         };
         return Some(format!(
-            "; from {} on, its receiver may copy it in one copy from pages of the sender's program instead, which the guest driver has moved into the region ({} of this process now), once a buffer comes back and if that is faster, or as FI_ISTHMUS_LONG says: {} of the {} long messages that the sender's process has sent so far had such pages, to whatever receivers; the receiver's process has measured, of all lengths and senders, {two}, {}{stale}{resident}",
+            "; from {} on, its receiver may copy it in one copy from pages of the sender's program instead, which the guest driver has moved into the region ({} of this process now), once a buffer comes back and if that is faster or less work, or as FI_ISTHMUS_LONG says: {} of the {} long messages that the sender's process has sent so far had such pages, to whatever receivers; the receiver's process has measured, of all lengths and senders, {two}, {}{stale}{resident}",
             bytes(ATTACH_BYTES),
             length(process.pages_granted),
             sent.get(Counter::Granted),

@@ -209,7 +209,7 @@ layout! {
         DIRECT_BYTES @ 152, 8, "process", "Bytes of the target's memory that those read or changed.";
         ATTACHED @ 160, 8, "process", "Long messages sent that their receiver copied from this process's memory itself; not through the region, though the other counters have them, too.";
         ATTACHED_BYTES @ 168, 8, "process", "Payload bytes of those messages.";
-        COPY_NS @ 176, 8, "process", "Of long messages received that could have come in one copy: nanoseconds that those took which came in two, as its choice of the way measured them.";
+        COPY_NS @ 176, 8, "process", "Of long messages received that could have come in one copy: nanoseconds that those took which came in two, each as much as it added to those before.";
         COPY_BYTES @ 184, 8, "process", "Payload bytes of those messages.";
         ATTACH_NS @ 192, 8, "process", "The same nanoseconds of those that came in one copy.";
         ATTACH_BYTES @ 200, 8, "process", "Payload bytes of those messages.";

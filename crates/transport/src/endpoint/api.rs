@@ -251,7 +251,8 @@ impl Endpoint {
     /// Ends a sleep.
     pub fn wake_up(&mut self) {
         let Some(berth) = &mut self.berth else { return };
-        berth.wake_up()
+        berth.wake_up();
+        self.core.watch.wake_up();
     }
 
     /// Ends all sleeps and wakes the threads. Another thread has found something, and lanes are hot again,

@@ -12,7 +12,7 @@ use super::payload::Payload;
 use super::poll::Stop;
 use super::sleep::RECENT;
 use super::table::Operation;
-use super::ways;
+use super::ways::{self, Way};
 use super::{Because, Berth, Config, Core, Peer, Push};
 use crate::fault::{Step, step};
 use crate::types::{Access, Op, PeerId, Status};
@@ -182,10 +182,16 @@ impl Core {
             return;
         };
         step(Step::AllReceived);
-        let Peer { ways, depths, .. } = &mut self.peers[source.0 as usize];
-        let own = measured
-            .and_then(|message| Some((message.watched?, message.len())))
-            .map(|(watched, len)| self.watch.end(&watched, len, self.ticks));
+        let Peer { ways, depths, pushes, .. } = &mut self.peers[source.0 as usize];
+        let is_sending = self.operations.has_long() || !pushes.is_empty();
+        let own = measured.and_then(|message| Some((message, message.watched?))).map(|(message, watched)| {
+            let by_sender = match message.way {
+                Way::Copy => message.len(),
+                Way::Pages => message.len().saturating_sub(paged),
+                Way::Attach | Way::Resident => 0,
+            };
+            self.watch.end(&watched, message.len(), (by_sender, is_odd), self.ticks)
+        });
         let is_at_work = measured.is_some_and(|message| message.is_at_work)
             || own.is_some_and(|own| own.is_at_work == Some(true));
         match timed {
@@ -203,9 +209,10 @@ impl Core {
         }
         if let Some(message) = measured {
             let took = match timed {
-                Some(timed) if timed.is_trial && !message.is_at_work => ways.passed(message, own),
+                Some(timed) if timed.is_trial && !message.is_by_copies => ways.passed(message, own),
                 _ => ways.ended(message, is_odd || paged < message.len() / 2, own),
             };
+            ways.overlapped(&message, is_sending);
             let ([ns, bytes], len) = message.counted();
             self.tally.add(ns, took);
             self.tally.add(bytes, len);

@@ -124,6 +124,11 @@ impl Table {
         self.lent > 0
     }
 
+    /// Whether any long message of ours is under way that its receiver has not asked for yet, or reads pages of.
+    pub(super) fn has_long(&self) -> bool {
+        self.has_announced() || self.has_lent()
+    }
+
     /// Whether announced messages wait to be asked for.
     pub(super) fn has_announced(&self) -> bool {
         self.announced > 0

@@ -107,11 +107,6 @@ impl Way {
         usize::from(self != Self::Copy)
     }
 
-    /// Copies of each byte, by both sides.
-    fn copies(self) -> u64 {
-        if self == Self::Copy { 2 } else { 1 }
-    }
-
     /// How much longer than two copies it may take, as the receiver sees it, which does not see that its sender has nothing to copy: of all
     /// work of both that is nearly half.
     fn favour(self) -> f64 {
@@ -146,8 +141,10 @@ pub(super) struct Measured {
     /// Whether it is one of several at a time, and whether messages go the other way meanwhile.
     is_dense: bool,
     is_mutual: bool,
-    /// Whether it is counted by the time of the copies.
+    /// Whether it is taken for one that comes while the program works.
     pub(super) is_at_work: bool,
+    /// Whether it is counted by the time of the copies.
+    pub(super) is_by_copies: bool,
     /// Whether it is to be watched, and what is known then.
     pub(super) is_watched: bool,
     pub(super) watched: Option<Watched>,
@@ -378,6 +375,7 @@ impl Class {
             is_dense,
             is_mutual,
             is_at_work: false,
+            is_by_copies: false,
             is_watched: false,
             watched: None,
         }
@@ -634,7 +632,7 @@ struct Lengths {
     waiting: [[Class; 2]; 2],
     /// Of messages that come while the program works, or of some that do while messages go the other way, however many there are: they are counted by
     /// the time of the copies.
-    at_work: Class,
+    by_copies: Class,
 }
 
 /// A message that has ended, in so many nanoseconds, while no other was under way: what lies between it and the next one is not known yet.
@@ -664,6 +662,8 @@ pub(super) struct Ways {
     at_work: u32,
     /// How many there were when one was last, if none has said since then that the program waits.
     worked: u32,
+    /// Whether the last message overlapped with long ones that the receiver sent.
+    overlaps: bool,
     /// When the last one ended, and how long it took.
     last_end: Option<Instant>,
     last_ns: u64,
@@ -694,8 +694,8 @@ impl Ways {
 
     fn class(&mut self, message: &Measured) -> &mut Class {
         let lengths = self.lengths(message.choice);
-        if message.is_at_work {
-            &mut lengths.at_work
+        if message.is_by_copies {
+            &mut lengths.by_copies
         } else {
             &mut lengths.waiting[usize::from(message.is_mutual)][usize::from(message.is_dense)]
         }
@@ -722,19 +722,20 @@ impl Ways {
         self.under_way += 1;
         // While both send, each has work all the time, whatever the other does; what elapses depends on the other's choice, too. Not so where they do
         // in turn.
-        let is_by_work = is_mutual && choice.is_sending && choice.one_copy.is_by_processors();
-        let is_at_work = self.at_work > 0 || is_by_work;
+        let do_both = is_mutual && (choice.is_sending || self.overlaps);
+        let is_at_work = self.at_work > 0;
+        let is_by_copies = is_at_work || do_both && choice.one_copy.is_by_processors();
         self.messages = self.messages.wrapping_add(1);
         // Multiples of the golden ratio.
-        let is_watched = is_at_work || self.messages.wrapping_mul(0x9e37_79b9) >> (32 - SELDOM) == 0;
+        let is_watched = is_by_copies || self.messages.wrapping_mul(0x9e37_79b9) >> (32 - SELDOM) == 0;
         let lengths = self.lengths(choice);
-        let message = if is_at_work {
-            lengths.at_work.begin(choice, now, false, is_mutual)
+        let message = if is_by_copies {
+            lengths.by_copies.begin(choice, now, false, is_mutual)
         } else {
             lengths.waiting[usize::from(is_mutual)][usize::from(is_dense)]
                 .begin(choice, now, is_dense, is_mutual)
         };
-        Measured { is_at_work, is_watched, ..message }
+        Measured { is_at_work, is_by_copies, is_watched, ..message }
     }
 
     /// A long message is announced to the remote endpoint.
@@ -773,11 +774,11 @@ impl Ways {
         let ns = self.over(&message, now);
         let is_odd = is_odd && message.way == Way::Pages;
         self.hear(own);
-        if message.is_at_work {
+        if message.is_by_copies {
             let ns = match own {
-                Some(own) if !is_odd => own.copied.saturating_mul(message.way.copies()),
                 // What its sender had to do is a part of what it took.
-                Some(own) => ns.min(own.copied.saturating_mul(MOST_ODD_WORK)),
+                Some(own) if own.is_fresh => ns.min(own.copies.saturating_mul(MOST_ODD_WORK)),
+                Some(own) => own.copies,
                 None => ns,
             };
             self.class(&message).ended(&message, Some(ns), is_odd);
@@ -798,6 +799,11 @@ impl Ways {
         let ns = self.over(&message, Instant::now());
         self.class(&message).ended(&message, None, false);
         ns
+    }
+
+    /// Whether a message overlapped with long ones of the receiver's: `is_sending` if there are any when it has come.
+    pub(super) fn overlapped(&mut self, message: &Measured, is_sending: bool) {
+        self.overlaps = message.choice.is_sending || is_sending;
     }
 
     /// What a message that was watched says of the program.
@@ -1124,7 +1130,8 @@ mod tests {
         let receive = |ways: &mut Ways, now: &mut Instant, message: Measured, fills: u64| {
             let copied = copied[message.way.place()];
             *now += Duration::from_nanos(fills + copied);
-            let own = message.is_watched.then_some(Own { copied, is_at_work: Some(false) });
+            let copies = copied * if message.way == Way::Copy { 2 } else { 1 };
+            let own = message.is_watched.then_some(Own { copies, is_fresh: false, is_at_work: Some(false) });
             ways.ended_at(message, false, own, *now);
         };
         for _ in 0..before {
@@ -1177,7 +1184,8 @@ mod tests {
             let place = message.way.place();
             now += Duration::from_nanos(if at_work { 1_000_000 } else { waiting[place] });
             let own = message.is_watched.then_some(Own {
-                copied: copied[place],
+                copies: [2 * copied[0], copied[1]][place],
+                is_fresh: false,
                 is_at_work: (message.way == Way::Copy).then_some(at_work),
             });
             ways.ended_at(message, false, own, now);
@@ -1198,6 +1206,44 @@ mod tests {
         // More work than that of both sides' copies.
         let [_, attached] = attached_at_work(|_| true, waiting, [90_000, 200_000]);
         assert!(attached < 200, "{attached}");
+    }
+
+    /// Messages of a program that works, of which one in five by pages has none of these, or has them granted for it. Gives how many of the last half
+    /// came by pages.
+    fn by_pages_at_work(is_fresh: bool) -> u32 {
+        let (mut ways, mut now, mut by_pages) = (Ways { at_work: 1, ..Ways::default() }, Instant::now(), 0);
+        for number in 0..8000_u32 {
+            let message = ways.begin_at(PAGES, now);
+            let is_odd = message.way == Way::Pages && number.is_multiple_of(5);
+            now += Duration::from_micros(3200);
+            let copies = if message.way == Way::Copy || is_odd && !is_fresh { 200_000 } else { 100_000 };
+            let own = Own { copies, is_fresh: is_odd && is_fresh, is_at_work: Some(true) };
+            ways.ended_at(message, is_odd, Some(own), now);
+            by_pages += u32::from(number >= 4000 && message.way == Way::Pages);
+        }
+        by_pages
+    }
+
+    #[test]
+    fn a_program_at_work_pays_for_pages_that_are_granted_and_not_for_such_that_are_not() {
+        let by_pages = by_pages_at_work(false);
+        assert!(by_pages > 3400, "{by_pages}");
+        let by_pages = by_pages_at_work(true);
+        assert!(by_pages < 400, "{by_pages}");
+    }
+
+    #[test]
+    fn whichever_message_of_each_step_is_watched_in_turn() {
+        for period in 2..=16 {
+            let mut ways = Ways::default();
+            let mut seen = vec![false; period];
+            for number in 0..64 * period {
+                let message = ways.begin(to_attach(1 << 20));
+                seen[number % period] |= message.is_watched;
+                ways.ended(message, false, None);
+            }
+            assert!(seen.iter().all(|seen| *seen), "{seen:?}");
+        }
     }
 
     #[test]
