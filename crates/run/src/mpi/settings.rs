@@ -211,6 +211,10 @@ fn policy(place: &Placement, own: Option<&str>) -> Option<String> {
     }
 }
 
+/// Open MPI's shared files are mapped, as they are by default. Another component that may be asked makes a file `/dev/shm/open_mpi.NNNN` to try
+/// whether it can, and a rank that is killed then leaves it.
+const SHMEM: (&str, &str) = ("OMPI_MCA_shmem", "mmap");
+
 /// How many threads besides its main one a launcher's daemon uses to fork ranks.
 ///
 /// With such threads (PRRTE's daemons by default, ORTE's and both launchers themselves from 32 ranks on), one thread learns
@@ -239,6 +243,7 @@ fn prrte(place: &Placement) -> Environment {
         env.push(variable("PRTE_MCA_prte_default_hostfile", hosts));
     }
     env.extend(unless_set("PRTE_MCA_odls_base_max_threads", FORKS_IN_THREADS));
+    env.extend(unless_set(SHMEM.0, SHMEM.1));
     const POLICY: &str = "PRTE_MCA_rmaps_default_mapping_policy";
     if let Some(policy) = policy(place, std::env::var(POLICY).ok().as_deref()) {
         env.push(variable(POLICY, policy));
@@ -270,6 +275,7 @@ fn orte(place: &Placement) -> Environment {
         env.push(variable("OMPI_MCA_orte_default_hostfile", hosts));
     }
     env.extend(unless_set("OMPI_MCA_odls_base_num_threads", FORKS_IN_THREADS));
+    env.extend(unless_set(SHMEM.0, SHMEM.1));
     const POLICY: &str = "OMPI_MCA_rmaps_base_mapping_policy";
     if let Some(policy) =
         (place.map == Map::Cyclic).then(|| by_node(std::env::var(POLICY).ok().as_deref())).flatten()
@@ -372,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn no_launcher_forks_ranks_in_threads() {
+    fn no_launcher_forks_ranks_in_threads_and_no_rank_tries_files() {
         let place = Placement {
             dir: Path::new("/d"),
             remote_shell: None,
@@ -389,6 +395,9 @@ mod tests {
         ] {
             let set = launcher(flavour, &place);
             assert_eq!(set.iter().find(|(known, _)| known == name), Some(&variable(name, "0")));
+            // And no rank makes a file to try whether it can.
+            let shmem = set.iter().find(|(known, _)| known == "OMPI_MCA_shmem");
+            assert_eq!(shmem, Some(&variable("OMPI_MCA_shmem", "mmap")));
         }
     }
 
