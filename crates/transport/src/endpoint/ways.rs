@@ -63,13 +63,13 @@ const SOON: u64 = 256;
 /// Messages after a first one that goes the other way that are taken for such that come meanwhile; for each further one there is one more, up to so
 /// many.
 const MUTUAL: (u32, u32) = (16, 256);
-/// One message in `2^SELDOM` is watched, in no order that a program may have, too; and each that is taken for one that comes while the program works.
+/// One message in `2^SELDOM` is watched, in an order that no program's steps have; and each that is counted by the time of the copies.
 const SELDOM: u32 = 3;
-/// Messages that are taken for such after one that was: after a first, and at most after each further one twice as many. One that says that the
-/// program waits counts as so many of them.
+/// After a message says that the program works, so many are taken for such that come while it does. Each further one that says so doubles the number,
+/// up to the second value. One that says that the program waits counts as so many of them.
 const AT_WORK: (u32, u32) = (8, 128);
 const WAITS: u32 = 16;
-/// One by pages that were granted for it, while the program works, is taken for so many times the work of its copies at most.
+/// A message that is counted by the time of the copies, and for which pages were granted, costs so many times these at most.
 const MOST_ODD_WORK: u64 = 32;
 /// A way is given up if it fails twice in so many messages.
 const FAILS: u32 = 8;
@@ -630,8 +630,8 @@ impl Class {
 #[derive(Debug, Clone, Copy, Default)]
 struct Lengths {
     waiting: [[Class; 2]; 2],
-    /// Of messages that come while the program works, or of some that do while messages go the other way, however many there are: they are counted by
-    /// the time of the copies.
+    /// Of messages that are counted by the time of the copies, however many come at a time: while the program works, and some while messages go the
+    /// other way.
     by_copies: Class,
 }
 
@@ -660,7 +660,7 @@ pub(super) struct Ways {
     /// Messages that had a choice; and how many of the next ones are taken for such that come while the program works.
     messages: u32,
     at_work: u32,
-    /// How many there were when one was last, if none has said since then that the program waits.
+    /// What that number was when a message last said that the program works, if none has said since then that it waits.
     worked: u32,
     /// Whether the last message overlapped with long ones that the receiver sent.
     overlaps: bool,

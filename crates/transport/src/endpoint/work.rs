@@ -4,17 +4,16 @@
 //! more for it. One that has work of its own, and looks after the message now and then, loses what the message takes of its
 //! processor's time, and so does its sender. What elapses says nothing of that.
 //!
-//! Some messages are *watched*: of each, the time that the endpoint takes or sleeps is known, that of the copies, and how often it was polled. The rest of the
-//! time that the message takes the program is *away*. It works if that is a good part of the time, and longer between two polls
-//! than a program that waits needs there ([`AWAY`]). A program that gives its processor to others meanwhile may be taken for one
-//! that works: they do.
+//! Some messages are *watched*. The program is *away* while a message is under way and the endpoint neither makes progress nor sleeps. It works if it is
+//! away for a good part of that time, and between two polls for longer than a program that waits ([`AWAY`]). One that yields its processor
+//! to others may be taken for one that works: the others do.
 //!
 //! A message that comes in the poll that finds it, or in the next one, as in one copy from where its sender has it, says nothing.
 
 use std::time::{Duration, Instant};
 
-/// A program that works is away between two polls, on average, for as long as it takes to copy so many bytes of the message, and for this time at
-/// least, which is far more than a program that waits needs. A call of the program's may be two polls.
+/// A program that works is away between two polls, on average, for as long as it takes to copy so many bytes of the message, and for the time below at
+/// least, which is far more than a program that waits is. A call of the program may be two polls.
 const AWAY: u64 = 64 << 10;
 const LEAST_AWAY: Duration = Duration::from_micros(6);
 /// It is away for one part in so many of the time that the message takes.
