@@ -127,6 +127,82 @@ fn both_ways_are_tried_and_measured_unless_one_was_asked_for() {
 }
 
 #[test]
+fn what_an_endpoint_sends_to_itself_goes_from_buffer_to_buffer_whatever_the_setting() {
+    for long in [Long::Auto, Long::Attach, Long::Copy] {
+        let world = World::new(1, 8 << 20);
+        let mut a = world.endpoint_with(0, config(long), Box::new(NoMemory));
+        let me = a.resolve(&a.address()).unwrap();
+        let mut tag = 0;
+        for len in [40_000, LONG, (3 << 20) + 5] {
+            for (early, delivered, parts, room) in [
+                (true, false, 1, len),
+                (false, false, 1, len),
+                (true, true, 3, len),
+                (false, true, 2, len + 100),
+                (true, false, 3, len - 7),
+            ] {
+                tag += 1;
+                let (mut out, mut back) = (pattern(len, tag), vec![0; room]);
+                let bufs: Vec<LocalBuf> = out.chunks_mut(len.div_ceil(parts)).map(buf).collect();
+                let into: Vec<LocalBuf> = back.chunks_mut(room / 2 + 3).map(buf).collect();
+                if early {
+                    a.receive(&receive(any(tag), &into)).unwrap();
+                }
+                let sent = Send { delivered, ..message(me, tag, &bufs) };
+                assert_eq!(a.send(&sent).unwrap(), Posted::Pending);
+                if !early {
+                    (0..600).for_each(|_| _ = a.progress());
+                    a.receive(&receive(any(tag), &into)).unwrap();
+                }
+                let mut ends = Vec::new();
+                for _ in 0..10_000 {
+                    a.progress();
+                    ends.extend(a.pop());
+                }
+                let of = |op| ends.iter().find(|end| end.op == op).map(|end| (end.status, end.len));
+                let fit = len.min(room);
+                let status =
+                    if fit < len { Status::Truncated { cut: (len - fit) as u64 } } else { Status::Ok };
+                assert_eq!(ends.len(), 2, "{long:?}");
+                assert_eq!(of(Op::Receive { tagged: true }), Some((status, fit as u64)));
+                assert_eq!(of(Op::Send { tagged: true }), Some((Status::Ok, len as u64)));
+                assert!(back[..fit] == out[..fit], "{long:?}: {len} bytes in {parts}");
+                assert!(back[fit..].iter().all(|byte| *byte == 0));
+            }
+        }
+        let totals = world.services[0].lock().unwrap().directory().totals().unwrap();
+        let counted = [Counter::TxMessages, Counter::Attached, Counter::AttachedBytes, Counter::Chunks];
+        assert_eq!(counted.map(|counter| totals.get(counter)), [tag, 0, 0, 0], "{long:?}");
+    }
+}
+
+#[test]
+fn what_is_announced_in_an_endpoints_own_name_copies_nothing_but_its_own_messages() {
+    // There is none, another one's number, and more bytes than there are.
+    for (id, len) in [(77, LONG), (2 << 32, LONG), (1 << 32, 1 << 20)] {
+        let world = World::new(1, 8 << 20);
+        let mut a = world.endpoint_with(0, config(Long::Auto), Box::new(NoMemory));
+        let me = a.resolve(&a.address()).unwrap();
+        let mut out = pattern(LONG, 1);
+        let bufs = [buf(&mut out)];
+        a.send(&message(me, 1, &bufs)).unwrap();
+        let mut back = vec![7; 1 << 20];
+        let into = [buf(&mut back)];
+        a.receive(&receive(any(9), &into)).unwrap();
+        let address = out.as_ptr() as u64;
+        let flags = flag::TAGGED | flag::OFFER;
+        assert!(a.push_raw(me, &[head(kind::READY, flags, 0), 9, 0, len as u64, id, address, address, 5]));
+        let mut ends = Vec::new();
+        for _ in 0..3000 {
+            a.progress();
+            ends.extend(a.pop());
+        }
+        assert!(ends.iter().all(|end| end.status == Status::PeerGone), "{ends:?}");
+        assert!(back[LONG..].iter().all(|byte| *byte == 7), "{id:x}");
+    }
+}
+
+#[test]
 fn receives_of_several_buffers_and_shorter_ones_get_what_is_theirs() {
     let mut pair = pair(Long::Attach, Long::Attach);
     let mut out = pattern(LONG, 7);

@@ -152,6 +152,8 @@ struct Peer {
     is_busy: bool,
     /// What of its memory can be reached without messages.
     reach: direct::Reach,
+    /// It is this endpoint itself.
+    is_own: bool,
     /// Long messages may be copied from its process's memory, and from ours by it, if the system allows that.
     is_near: bool,
     attach: attach::Reach,

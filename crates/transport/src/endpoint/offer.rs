@@ -55,21 +55,17 @@ pub(super) enum Standing {
     Process(Box<Word>),
     /// A word in the region, and where it is noted that it is in use.
     Region(Taken),
+    /// To this endpoint itself: its operation is there as long as the offer stands.
+    Own,
 }
 
 impl Standing {
-    fn word(&self) -> &Word {
+    /// What counts the messages that their receiver has copied, and their bytes; none of what goes to this endpoint itself.
+    pub(super) fn counters(&self) -> Option<[Counter; 2]> {
         match self {
-            Self::Process(word) => word,
-            Self::Region(taken) => taken.word(),
-        }
-    }
-
-    /// Of whose addresses its offer is.
-    pub(super) fn space(&self) -> Space {
-        match self {
-            Self::Process(_) => Space::Process,
-            Self::Region(_) => Space::Region,
+            Self::Process(_) => Some([Counter::Attached, Counter::AttachedBytes]),
+            Self::Region(_) => Some([Counter::Resident, Counter::ResidentBytes]),
+            Self::Own => None,
         }
     }
 }
@@ -77,7 +73,11 @@ impl Standing {
 impl Drop for Standing {
     fn drop(&mut self) {
         // P5: before the program writes to its buffer again.
-        self.word().put(0);
+        match self {
+            Self::Process(word) => word.put(0),
+            Self::Region(taken) => taken.word().put(0),
+            Self::Own => return,
+        }
         release_fence();
     }
 }
@@ -127,6 +127,9 @@ impl Core {
         to: PeerId,
         bufs: &[LocalBuf],
     ) -> Option<(Standing, Offer)> {
+        if self.peers[to.0 as usize].is_own {
+            return Some(self.offer_own());
+        }
         let [buf] = bufs else { return None };
         if self.config.long == Long::Copy {
             return None;
@@ -149,7 +152,10 @@ impl Core {
         pages: bool,
     ) -> (Way, Option<Measured>) {
         let is_resident = offer.is_some_and(|offer| offer.space == Space::Region);
-        let Peer { is_near, attach, pool, ways, pushes, .. } = &mut self.peers[from.0 as usize];
+        let Peer { is_own, is_near, attach, pool, ways, pushes, .. } = &mut self.peers[from.0 as usize];
+        if *is_own && offer.is_some() && !is_resident {
+            return (Way::Attach, None);
+        }
         let other = match (&*is_near, pool) {
             _ if is_resident => Way::Resident,
             (true, _) if offer.is_some() && !self.is_unheard && !attach.is_closed() => Way::Attach,
@@ -179,12 +185,44 @@ impl Core {
         left < PIECE
     }
 
+    /// Offers a message of this endpoint to itself.
+    fn offer_own(&mut self) -> (Standing, Offer) {
+        let value = self.next_offer();
+        let standing = Standing::Own;
+        (standing, Offer { space: Space::Process, payload: 0, word: 0, value })
+    }
+
+    /// Copies the next piece of a message of this endpoint to itself, from buffer to buffer. What its announcement says of places may be
+    /// anybody's; where the buffers are our own operation knows.
+    fn pull_own(&mut self, from: PeerId, pull: Pull, most: u64) -> Piece {
+        let Some(Operation::Announced { bufs, offered: Some(Standing::Own), .. }) =
+            self.operations.get(pull.theirs, from)
+        else {
+            return Piece::NONE;
+        };
+        let bufs = bufs.clone();
+        let pull = Pull { offer: Offer { payload: 0, ..pull.offer }, ..pull };
+        let copy = |at: u64, piece: LocalBuf| {
+            let bytes = piece.len() as u64;
+            if at.checked_add(bytes).is_none_or(|end| end > bufs.len()) {
+                return Err(Failure::Unreadable);
+            }
+            bufs.pieces(at, bytes, |done, from| {
+                from.copy(piece.part(usize::try_from(done).unwrap_or(usize::MAX), usize::MAX));
+                Ok(())
+            })
+        };
+        // It stands until it is answered, in this thread.
+        self.pull_piece(from, pull, most, copy, || Ok(true))
+    }
+
     /// Copies the next piece of the oldest one, which is at most what is left, and takes it from that; a message without a copy counts as a
     /// page.
     fn pull_next(&mut self, berth: &Berth, from: PeerId, left: &mut u64) -> bool {
         let Some(pull) = self.peers[from.0 as usize].pulls.front().copied() else { return false };
         let most = *left;
         let piece = match pull.offer.space {
+            Space::Process if self.peers[from.0 as usize].is_own => self.pull_own(from, pull, most),
             Space::Process => self.pull_attached(berth, from, pull, most),
             Space::Region => self.pull_resident(from, pull, most),
         };

@@ -6,7 +6,7 @@ use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::local::LocalBuf;
 
 use super::backlog::Payload;
-use super::offer::{Offer, Space};
+use super::offer::{Offer, Space, Standing};
 use super::table::Operation;
 use super::{Because, Berth, Core, INJECT_BYTES, Multi};
 use crate::fault::{Step, step};
@@ -266,9 +266,9 @@ impl Core {
         }
         let then = self.template(send.ticket, Op::Send { tagged: send.tagged }, len);
         let (offered, offer) = self.offer(berth, to, send.bufs).unzip();
-        // What lies in memory of the region has no pages to grant.
-        let is_resident = offered.as_ref().is_some_and(|standing| standing.space() == Space::Region);
-        let pages = send.bufs.len() == 1 && !is_resident && self.grants_to(berth, to, len);
+        // What lies in memory of the region has no pages to grant, and what stays here needs none.
+        let may_grant = !matches!(offered, Some(Standing::Region(_) | Standing::Own));
+        let pages = send.bufs.len() == 1 && may_grant && self.grants_to(berth, to, len);
         let bufs = Bufs::new(send.bufs);
         let operation = Operation::Announced { to, bufs, len, then, awaits_done: delivered, offered, pages };
         let id = self.operations.insert(operation);

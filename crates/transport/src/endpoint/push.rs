@@ -7,7 +7,7 @@ use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::member::MOST_PIECE_BYTES;
 
 use super::grants::Next;
-use super::offer::Space;
+use super::offer::Standing;
 use super::payload::Payload;
 use super::poll::Stop;
 use super::sleep::RECENT;
@@ -244,11 +244,9 @@ impl Core {
                 self.drop_post(source, message[1]);
             }
             Some(Operation::Announced { offered, len, .. }) if offered.is_some() || status != Status::Ok => {
-                if let (Some(offered), Status::Ok) = (offered, status) {
-                    let (count, bytes) = match offered.space() {
-                        Space::Process => (Counter::Attached, Counter::AttachedBytes),
-                        Space::Region => (Counter::Resident, Counter::ResidentBytes),
-                    };
+                if let (Some([count, bytes]), Status::Ok) =
+                    (offered.as_ref().and_then(Standing::counters), status)
+                {
                     self.tally.add(count, 1);
                     self.tally.add(bytes, *len);
                 }

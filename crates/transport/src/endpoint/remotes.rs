@@ -127,6 +127,7 @@ impl Core {
             pushes: VecDeque::new(),
             is_busy: false,
             reach: direct::Reach::default(),
+            is_own: *address == self.address,
             is_near,
             attach: attach::Reach::default(),
             pool,
