@@ -670,7 +670,7 @@ pub(super) struct Ways {
     /// Messages that had a choice; and how many of the next ones are taken for such that come while the program works.
     messages: u32,
     at_work: u32,
-    /// What that number was when a message last said that the program works, if none has said since then that it waits.
+    /// What that number was when a message last said that the program works, and no more than what messages have left of it that said that it waits.
     worked: u32,
     /// Whether the last message overlapped with long ones that the receiver sent.
     overlaps: bool,
@@ -824,11 +824,13 @@ impl Ways {
     fn hear(&mut self, own: Option<Own>) {
         match own {
             Some(Own { is_at_work: Some(true), .. }) => {
-                self.at_work = (2 * self.worked).clamp(AT_WORK.0, AT_WORK.1);
-                self.worked = self.at_work;
+                self.worked = (2 * self.worked).clamp(AT_WORK.0, AT_WORK.1);
+                self.at_work = self.at_work.max(self.worked);
             }
             Some(Own { is_at_work: Some(false), .. }) => {
-                (self.at_work, self.worked) = (self.at_work.saturating_sub(WAITS), 0);
+                // One of them may have waited for something else.
+                self.at_work = self.at_work.saturating_sub(WAITS);
+                self.worked = self.worked.min(self.at_work);
             }
             Some(Own { is_at_work: None, .. }) => self.at_work = self.at_work.saturating_sub(1),
             None => {}
@@ -1241,6 +1243,26 @@ mod tests {
         // More work than that of both sides' copies.
         let [_, attached] = attached_at_work(|_| true, waiting, [90_000, 200_000]);
         assert!(attached < 200, "{attached}");
+    }
+
+    #[test]
+    fn a_message_that_waits_does_not_end_the_work() {
+        let mut ways = Ways::default();
+        let own = |is_at_work| Some(Own { copies: 1, is_fresh: false, is_at_work: Some(is_at_work) });
+        (0..8).for_each(|_| ways.hear(own(true)));
+        assert_eq!(ways.at_work, AT_WORK.1);
+        for _ in 0..20 {
+            ways.hear(own(false));
+            ways.hear(own(true));
+            assert_eq!(ways.at_work, AT_WORK.1);
+        }
+        // Those of a program that waits now do, and a single one that works is no more than that.
+        (0..8).for_each(|_| ways.hear(own(false)));
+        assert_eq!(ways.at_work, 0);
+        ways.hear(own(true));
+        assert_eq!(ways.at_work, AT_WORK.0);
+        ways.hear(own(false));
+        assert_eq!(ways.at_work, 0);
     }
 
     /// Messages of a program that works, of which one in five by pages has none of these, or has them granted for it. Gives how many of the last half
