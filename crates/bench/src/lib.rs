@@ -64,6 +64,7 @@ pub mod stats;
 pub mod subject;
 pub mod sysv;
 pub mod table;
+pub mod turns;
 pub mod waits;
 
 pub use error::{Error, Result};

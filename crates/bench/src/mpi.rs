@@ -1,11 +1,8 @@
 //! `bench mpi`: rounds of subjects, and what is made of them.
 
-use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 use isthmus_run::mpi::{self, Mpi};
-use serde::Deserialize;
 
 use crate::error::{Error, Result};
 use crate::path;
@@ -15,9 +12,9 @@ use crate::record::Record;
 use crate::stats::{self, median, pairs};
 use crate::subject::{self, Peers, Setting, Subject};
 
-/// How long one launch may take, boot included.
-const LIMIT_NATIVE: Duration = Duration::from_secs(120);
-const LIMIT_VMS: Duration = Duration::from_secs(150);
+mod launches;
+
+use launches::{Launches, RunStats, groups};
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -79,13 +76,6 @@ impl Comparison {
         self.is_cut |= other.is_cut;
         self.is_alone |= other.is_alone;
     }
-}
-
-/// What `isthmus run --stats` leaves: only what is used here.
-#[derive(Clone, Debug, Default, Deserialize)]
-struct RunStats {
-    accel: Option<String>,
-    boot_s: Option<f64>,
 }
 
 /// What one launch gave.
@@ -188,7 +178,6 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
     };
     let load = stats::load();
     let scratch = tempfile::tempdir().map_err(Error::io("make a temporary directory"))?;
-    let stats_file = scratch.path().join("stats.json");
     let args = arguments(plan);
 
     // Two ranks on this host go where they are told, more of them to the same two processors; VMs have the first processors. What
@@ -198,45 +187,42 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
     let subjects = placement::kept_to(search.kept(), || subject::subjects(&setting, plan.peers));
     let mut measured: Vec<Measured> =
         subjects.into_iter().map(|subject| Measured { subject, rounds: Vec::new() }).collect();
-    let mut left_out: Vec<(&str, String)> = Vec::new();
+    let mut left_out: Vec<(String, String)> = Vec::new();
     let mut is_cut = false;
     'rounds: while search.go_on(|placement| least(&measured, plan, &scale, placement), progress)? {
         let round = search.made() - 1;
         // Each round begins with another subject, so that none always runs after the same one.
         let shift = round as usize % measured.len();
         let setting = Setting { pair: search.pair_text().filter(|_| plan.ranks == 2), ..setting.clone() };
-        for place in 0..measured.len() {
-            let at = (place + shift) % measured.len();
-            let (subject, name) = (measured[at].subject.clone(), measured[at].subject.name);
+        for group in groups(&measured, &setting, shift) {
+            let names: Vec<&str> = group.iter().map(|at| measured[*at].subject.name).collect();
+            let name = names.join(", ");
             if left_out.iter().any(|(left, _)| *left == name) {
                 continue;
             }
-            let once = || {
-                let before = search.line();
-                let mut round = placement::kept_to(search.kept(), || {
-                    launch(&setting, &subject, plan, &program, &args, &stats_file)
-                })?;
-                round.lines = before.zip(search.line()).map(|(before, after)| [before, after]);
-                if plan.vms > 0 && search.is_sorting() {
-                    round.take_hosts_lines();
-                }
-                Ok(round)
-            };
+            let subjects: Vec<&Subject> = group.iter().map(|at| &measured[*at].subject).collect();
+            let launches =
+                Launches { setting: &setting, plan, program: &program, args: &args, scratch: scratch.path() };
+            let once = || launches.of(&subjects, &search);
+            let is_ours = group.contains(&0);
             let outcome = match once() {
                 // A peer's own troubles shall not cost all that was measured. Isthmus has no second try, and what fails
                 // in the first round is left out.
-                Err(error) if at > 0 && round > 0 && !matches!(error, Error::Interrupted { .. }) => {
+                Err(error) if !is_ours && round > 0 && !matches!(error, Error::Interrupted { .. }) => {
                     progress(&format!("{name}: tried once more after: {}", error.chain()));
                     once()
                 }
                 outcome => outcome,
             };
             match outcome {
-                Ok(it) => {
-                    progress(&format!("round {}: {}", round + 1, summary(name, &it)));
-                    measured[at].rounds.push(it);
+                Ok(rounds) => {
+                    for (at, it) in group.into_iter().zip(rounds) {
+                        let of = &mut measured[at];
+                        progress(&format!("round {}: {}", round + 1, summary(of.subject.name, &it)));
+                        of.rounds.push(it);
+                    }
                 }
-                Err(error) => match After::of(&error, at == 0, round) {
+                Err(error) => match After::of(&error, is_ours, round) {
                     After::Fail => return Err(error),
                     After::LeaveOut => {
                         progress(&format!("{name} is left out: {}", error.chain()));
@@ -310,29 +296,6 @@ fn arguments(plan: &Plan) -> Vec<String> {
         vec!["--reps".into(), plan.reps.to_string(), "--budget-ms".into(), plan.budget_ms.to_string()];
     args.extend(plan.blocks.iter().map(|block| block.argument()));
     args
-}
-
-fn launch(
-    setting: &Setting,
-    subject: &Subject,
-    plan: &Plan,
-    program: &Path,
-    args: &[String],
-    stats_file: &Path,
-) -> Result<Round> {
-    let limit = if subject.vms == 0 { LIMIT_NATIVE } else { LIMIT_VMS };
-    let text = subject.launch(setting, program, args, stats_file).run(subject.name, limit)?;
-    let bad = |what: String| Error::Output { subject: subject.name.into(), what };
-    let output = program::read(&text, plan.blocks.len() * plan.reps as usize).map_err(bad)?;
-    let run = if subject.by_run() {
-        let text = fs::read_to_string(stats_file).map_err(Error::io("read the statistics of isthmus run"))?;
-        // Another run's figures must not be taken for the next one's.
-        fs::remove_file(stats_file).map_err(Error::io("remove the statistics of isthmus run"))?;
-        serde_json::from_str(&text).map_err(|error| bad(format!("its statistics: {error}")))?
-    } else {
-        RunStats::default()
-    };
-    Ok(Round { output, run, lines: None })
 }
 
 fn summary(name: &str, round: &Round) -> String {
@@ -522,6 +485,7 @@ fn startup_records(measured: &[Measured], setting: &Setting, load: Option<f64>) 
 mod tests {
     use super::*;
     use crate::placement::Choice;
+    use std::time::Duration;
 
     const SCALE: Scale = Scale { near_below: 0.1, far_from: 0.15, busy_from: 1.5 };
 
@@ -552,6 +516,27 @@ mod tests {
             run_args: Vec::new(),
             pair: None,
         }
+    }
+
+    #[test]
+    fn subjects_of_the_same_vms_take_turns_and_each_begins_once() {
+        let of = |vms, flavour, peers| {
+            let mpi = Mpi { flavour, ..setting().mpi };
+            let setting = Setting { vms, mpi, ..setting() };
+            let all = subject::subjects(&setting, peers).into_iter();
+            let measured: Vec<_> = all.map(|subject| Measured { subject, rounds: Vec::new() }).collect();
+            [0, 1, 5].map(|shift| groups(&measured, &setting, shift % measured.len()))
+        };
+        let peers = Peers { tcp: false, two_copy: true, one_copy: true, ..Peers::USUAL };
+        let flavour = mpi::Flavour::OpenMpi;
+        let [first, second, last] = of(2, flavour, peers);
+        assert_eq!(first, [vec![0, 1, 2, 3], vec![4], vec![5]]);
+        assert_eq!(second, [vec![1, 2, 3, 0], vec![4], vec![5]]);
+        assert_eq!(last, [vec![5], vec![0, 1, 2, 3], vec![4]]);
+        // Natively there is no boot to share, and nothing but isthmus itself is to be compared with that.
+        assert!(of(0, flavour, peers).iter().flatten().all(|group| group.len() == 1));
+        assert!(of(2, flavour, Peers::USUAL).iter().flatten().all(|group| group.len() == 1));
+        assert!(of(2, mpi::Flavour::Intel, peers).iter().flatten().all(|group| group.len() == 1));
     }
 
     fn round(value: f64, network: u64, region: u64) -> Round {

@@ -112,6 +112,28 @@ impl Subject {
         self.via != Via::Launcher
     }
 
+    /// What it has in its environment besides what all have.
+    pub fn env(&self) -> &[(&'static str, &'static str)] {
+        &self.env
+    }
+
+    /// Whether its ranks have large allocations in the region.
+    pub fn allocates(&self) -> bool {
+        self.args.contains(&ALLOCATING[0])
+    }
+
+    /// Whether it may take turns with others in the same VMs: it differs from them in what its ranks find in their environment.
+    pub fn takes_turns(&self) -> bool {
+        self.vms > 0 && self.via == Via::Region && self.args.iter().all(|word| TOGETHER.contains(word))
+    }
+
+    /// The run in which such subjects take turns.
+    pub fn together(subjects: &[&Self]) -> Option<Self> {
+        let first = *subjects.first()?;
+        let args = if subjects.iter().any(|it| it.allocates()) { &TOGETHER[..] } else { first.args };
+        Some(Self { args, env: Vec::new(), ..first.clone() })
+    }
+
     /// Intel MPI's mpirun is a script that looks for its launcher on the PATH.
     fn launchers_path(&self, setting: &Setting) -> Option<(String, String)> {
         let dir = setting.mpi.launcher.parent()?;
@@ -329,6 +351,9 @@ const ALLOCATING: [&str; 3] = ["--alloc=128M", "--driver", "require"];
 /// What the others and isthmus are run with, so that nothing but the way differs: more pages than the transport has granted at the
 /// same time.
 pub(crate) const GRANTING: [&str; 4] = ["--driver", "require", "--grant", "48M"];
+
+/// What they are run with where they take turns in the same VMs.
+const TOGETHER: [&str; 5] = [GRANTING[0], GRANTING[1], GRANTING[2], GRANTING[3], ALLOCATING[0]];
 
 type Env = Vec<(&'static str, &'static str)>;
 
