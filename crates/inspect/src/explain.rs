@@ -103,7 +103,7 @@ fn without_lane(survey: &Survey, from: (&Member, &Endpoint), to: (&Member, &Endp
     let mut lane =
         choice("none yet", "a lane opens with the first message, and nothing was sent this way yet");
     if from.1.slot == to.1.slot {
-        lane.why = "it is the endpoint itself; MPIs keep messages to oneself in their own hands".into();
+        lane.why = "it is the endpoint itself; most MPIs keep messages to oneself in their own hands".into();
     } else if from.0.index == to.0.index {
         lane.why += "; between ranks of one host name an MPI uses its own shared memory, unless --through-region says otherwise";
     }
@@ -283,6 +283,9 @@ fn atomics(from: &Member, to: Option<(&Member, &Endpoint)>) -> Choice {
 /// What is known of long messages in one copy, if they may go so from a sender's process to this receiver's.
 fn one_copy(from: &Member, endpoint: &Endpoint, to: Option<(&Member, &Endpoint)>) -> Option<String> {
     let (member, receiver) = to?;
+    if receiver.slot == endpoint.slot {
+        return Some("; it is the endpoint itself, which copies it from buffer to buffer".into());
+    }
     let counters =
         |m: &Member, of: &Endpoint| m.processes.iter().find(|p| p.area == of.area).map(|p| p.counters);
     let (sent, received) = (counters(from, endpoint)?, counters(member, receiver)?);
@@ -295,7 +298,7 @@ fn one_copy(from: &Member, endpoint: &Endpoint, to: Option<(&Member, &Endpoint)>
     let resident = match sent.get(Counter::Resident) {
         0 => String::new(),
         count => format!(
-            "; {count} of the {} long messages that the sender's process has sent so far, to whatever receivers, lay in memory of the region (isthmus run --alloc, isthmus_memory), and their receivers copied them from there: of these the receiver's process has measured, of all lengths and senders, {}",
+            "; {count} of the {} long messages that the sender's process has sent so far, to whatever receivers, itself among them, lay in memory of the region (isthmus run --alloc, isthmus_memory), and their receivers copied them from there: of these the receiver's process has measured, of all lengths and senders, {}",
             sent.get(Counter::Rendezvous),
             speed("one copy", Counter::ResideNs, Counter::ResideBytes)
         ),
@@ -312,7 +315,7 @@ fn one_copy(from: &Member, endpoint: &Endpoint, to: Option<(&Member, &Endpoint)>
             ),
         };
         return Some(format!(
-            "; from {} on, its receiver may copy it in one copy from pages of the sender's program instead, which the guest driver has moved into the region ({} of this process now), once a buffer comes back and if that is faster or less work, or as FI_ISTHMUS_LONG says: {} of the {} long messages that the sender's process has sent so far had such pages, to whatever receivers; the receiver's process has measured, of all lengths and senders, {two}, {}{stale}{resident}",
+            "; from {} on, its receiver may copy it in one copy from pages of the sender's program instead, which the guest driver has moved into the region ({} of this process now), once a buffer comes back and if that is faster or less work, or as FI_ISTHMUS_LONG says: {} of the {} long messages that the sender's process has sent so far, to whatever receivers, itself among them, had such pages; the receiver's process has measured, of all lengths and senders, {two}, {}{stale}{resident}",
             bytes(ATTACH_BYTES),
             length(process.pages_granted),
             sent.get(Counter::Granted),
@@ -332,7 +335,7 @@ fn one_copy(from: &Member, endpoint: &Endpoint, to: Option<(&Member, &Endpoint)>
         ),
     };
     Some(format!(
-        "; from {} on, its receiver may have the kernel copy it from the sender's memory in one copy instead, if that is allowed and faster, or as FI_ISTHMUS_LONG says: so went {} of the {} long messages that the sender's process has sent so far, to whatever receivers; the receiver's process has measured, of all lengths and senders, {}{refused}{resident}",
+        "; from {} on, its receiver may have the kernel copy it from the sender's memory in one copy instead, if that is allowed and faster, or as FI_ISTHMUS_LONG says: so went {} of the {} long messages that the sender's process has sent so far, to whatever receivers, itself among them; the receiver's process has measured, of all lengths and senders, {}{refused}{resident}",
         bytes(ATTACH_BYTES),
         sent.get(Counter::Attached),
         sent.get(Counter::Rendezvous),

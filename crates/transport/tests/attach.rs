@@ -203,6 +203,90 @@ fn what_is_announced_in_an_endpoints_own_name_copies_nothing_but_its_own_message
 }
 
 #[test]
+fn an_endpoint_waits_for_its_own_receive_and_fills_its_own_multi_receive() {
+    let world = World::new(1, 8 << 20);
+    let mut a = world.endpoint_with(0, config(Long::Auto), Box::new(NoMemory));
+    let me = a.resolve(&a.address()).unwrap();
+    let ends_of = |a: &mut Endpoint| {
+        let mut ends = Vec::new();
+        for _ in 0..3000 {
+            a.progress();
+            ends.extend(a.pop());
+        }
+        ends
+    };
+    for (tag, len) in (1..).zip([0, 1, 1000, 30_000, LONG]) {
+        let (mut out, mut back) = (pattern(len, tag), vec![0; len]);
+        let (bufs, into) = ([buf(&mut out)], [buf(&mut back)]);
+        a.send_until_matched(&message(me, tag, &bufs)).unwrap();
+        assert!(ends_of(&mut a).is_empty(), "{len}: nobody has asked for it");
+        a.receive(&receive(any(tag), &into)).unwrap();
+        let ends = ends_of(&mut a);
+        assert_eq!(
+            ends.iter().map(|end| (end.status, end.len)).collect::<Vec<_>>(),
+            [(Status::Ok, len as u64); 2]
+        );
+        assert!(back == out, "{len}");
+    }
+    let mut room = vec![0; 2 * LONG];
+    let into = [buf(&mut room)];
+    let select = Selector { tagged: false, ..any(0) };
+    a.receive(&Receive { multi: Some(LONG as u64), ..receive(select, &into) }).unwrap();
+    for (number, seed) in (0..2).zip(0..) {
+        let mut out = pattern(LONG, seed);
+        let bufs = [buf(&mut out)];
+        a.send(&Send { tagged: false, ..message(me, 0, &bufs) }).unwrap();
+        let ends = ends_of(&mut a);
+        let statuses: Vec<_> = ends.iter().map(|end| (end.status, end.len)).collect();
+        assert_eq!(statuses, [(Status::Ok, LONG as u64); 2]);
+        assert_eq!(ends.iter().any(|end| end.released), number == 1);
+        assert!(room[number * LONG..][..LONG] == out[..]);
+    }
+}
+
+#[test]
+fn a_send_that_was_ended_in_an_endpoints_own_name_is_not_read_any_more() {
+    // Before its receiver has begun to copy, and after the first of several pieces.
+    for pieces in [0, 1] {
+        let world = World::new(1, 8 << 20);
+        let mut a = world.endpoint_with(0, config(Long::Auto), Box::new(NoMemory));
+        let me = a.resolve(&a.address()).unwrap();
+        let mut out = pattern(3 << 20, 1);
+        let mut back = vec![7; 3 << 20];
+        let (bufs, into) = ([buf(&mut out)], [buf(&mut back)]);
+        a.receive(&receive(any(1), &into)).unwrap();
+        a.send(&message(me, 1, &bufs)).unwrap();
+        let mut ends = Vec::new();
+        let is_copied = |at: usize| into[0].part(at, 1).to_vec() != [7];
+        let original = out.clone();
+        let end_of_first = original[..1 << 20].iter().rposition(|byte| *byte != 7).unwrap();
+        for _ in 0..1000 {
+            if pieces == 0 || is_copied(end_of_first) {
+                break;
+            }
+            a.progress();
+        }
+        assert_eq!(is_copied(end_of_first), pieces > 0);
+        assert!(a.push_raw(me, &[head(kind::DONE, 0, 0), 1 << 32, 0, 0, 0, 0, 0, 0]));
+        for _ in 0..3000 {
+            a.progress();
+            let end = a.pop();
+            if end.as_ref().is_some_and(|end| matches!(end.op, Op::Send { .. })) {
+                // The program has its buffer back.
+                out.fill(9);
+            }
+            ends.extend(end);
+        }
+        let of = |wanted| ends.iter().find(|end| end.op == wanted).map(|end| end.status);
+        assert_eq!(ends.len(), 2, "{ends:?}");
+        assert_eq!(of(Op::Send { tagged: true }), Some(Status::Ok));
+        assert_eq!(of(Op::Receive { tagged: true }), Some(Status::PeerGone));
+        let came = back.iter().zip(&original).take_while(|(came, sent)| came == sent).count();
+        assert!(came < back.len() && back[came..].iter().all(|byte| *byte == 7), "{came} bytes");
+    }
+}
+
+#[test]
 fn receives_of_several_buffers_and_shorter_ones_get_what_is_theirs() {
     let mut pair = pair(Long::Attach, Long::Attach);
     let mut out = pattern(LONG, 7);

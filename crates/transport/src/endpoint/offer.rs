@@ -55,7 +55,7 @@ pub(super) enum Standing {
     Process(Box<Word>),
     /// A word in the region, and where it is noted that it is in use.
     Region(Taken),
-    /// To this endpoint itself: its operation is there as long as the offer stands.
+    /// To this endpoint itself: it stands for as long as its operation is announced.
     Own,
 }
 

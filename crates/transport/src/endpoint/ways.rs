@@ -59,8 +59,9 @@ const FEW: u64 = 16;
 /// A message that may only have waited for a processor counts so many times what the usual way takes at most: one that is single or of a trial,
 /// and another. Odd ones count in full.
 const MOST: (f64, f64) = (4.0, 16.0);
-/// Messages before the first trial.
+/// Messages before the first trial; and, where it is known which way is the better one, bytes.
 const SOON: u64 = 256;
+const SOON_BYTES: u64 = 256 << 20;
 /// Messages after a first one that goes the other way that are taken for such that come meanwhile; for each further one there is one more, up to so
 /// many.
 const MUTUAL: (u32, u32) = (16, 256);
@@ -498,12 +499,19 @@ impl Class {
         if self.is_known { 0 } else { u64::from(TRIALS) + 2 * self.unfit }
     }
 
-    /// The ways do not alternate at first: this one is the usual one until a trial finds the other faster.
-    fn begin_with(&mut self, way: Way) {
+    /// The ways do not alternate at first: one copy is the usual one until a trial finds the other faster.
+    fn begin_with_one_copy(&mut self, choice: Choice) {
         if self.messages == 0 {
             self.is_known = true;
-            (self.faster, self.gap, self.retry, self.least) = (Some(way), SOON, SOON, f64::INFINITY);
+            let soon = SOON.min(SOON_BYTES / choice.len.max(1)).max(1);
+            (self.faster, self.gap, self.retry, self.least) =
+                (Some(choice.one_copy), soon, soon, f64::INFINITY);
         }
+    }
+
+    /// Whether one copy could not be made.
+    fn has_failed(&self) -> bool {
+        self.costs[1].ns == Some(f64::INFINITY)
     }
 
     /// A message has ended, in `ns` nanoseconds if something is learnt from it.
@@ -670,7 +678,8 @@ pub(super) struct Ways {
     /// Messages that had a choice; and how many of the next ones are taken for such that come while the program works.
     messages: u32,
     at_work: u32,
-    /// What that number was when a message last said that the program works, and no more than what messages have left of it that said that it waits.
+    /// What that number is if the next message says nothing else: doubled by each that says that the program works, halved by each that says that it
+    /// waits, and no more than these have left of the number.
     worked: u32,
     /// Whether the last message overlapped with long ones that the receiver sent.
     overlaps: bool,
@@ -741,8 +750,9 @@ impl Ways {
         let lengths = self.lengths(choice);
         let message = if is_by_copies {
             // One copy instead of two of the same kind is half the work, unless memory or the program are unusual.
-            if choice.one_copy.is_by_processors() {
-                lengths.by_copies.begin_with(choice.one_copy);
+            let has_failed = lengths.waiting.iter().flatten().any(Class::has_failed);
+            if choice.one_copy.is_by_processors() && !has_failed {
+                lengths.by_copies.begin_with_one_copy(choice);
             }
             lengths.by_copies.begin(choice, now, false, is_mutual)
         } else {
@@ -828,9 +838,9 @@ impl Ways {
                 self.at_work = self.at_work.max(self.worked);
             }
             Some(Own { is_at_work: Some(false), .. }) => {
-                // One of them may have waited for something else.
+                // One of them may have waited for something else. It takes back what one that works has added.
                 self.at_work = self.at_work.saturating_sub(WAITS);
-                self.worked = self.worked.min(self.at_work);
+                self.worked = (self.worked / 2).min(self.at_work);
             }
             Some(Own { is_at_work: None, .. }) => self.at_work = self.at_work.saturating_sub(1),
             None => {}
@@ -1203,6 +1213,26 @@ mod tests {
     }
 
     #[test]
+    fn what_has_failed_is_not_begun_with() {
+        let resident = Choice { len: 1 << 20, one_copy: Way::Resident, is_sending: false };
+        for has_failed in [false, true] {
+            let mut ways = Ways::default();
+            if has_failed {
+                ways.lengths(resident).waiting[1][0].costs[1] = Cost::of(f64::INFINITY);
+            }
+            ways.at_work = AT_WORK.1;
+            let ways_of_first: Vec<Way> = (0..4)
+                .map(|_| {
+                    let message = ways.begin(resident);
+                    ways.ended(message, false, None);
+                    message.way
+                })
+                .collect();
+            assert_eq!(ways_of_first, [if has_failed { Way::Copy } else { Way::Resident }; 4]);
+        }
+    }
+
+    #[test]
     fn messages_in_turn_are_judged_by_what_elapses() {
         // The sender fills while its receiver copies, and has nothing else to do.
         let found = in_one_copy_both_ways(0, false, 0, [100_000, 120_000]);
@@ -1256,7 +1286,13 @@ mod tests {
             ways.hear(own(true));
             assert_eq!(ways.at_work, AT_WORK.1);
         }
-        // Those of a program that waits now do, and a single one that works is no more than that.
+        // Two that wait for each one that works do, and so do eight.
+        for _ in 0..16 {
+            [false, false, true].into_iter().for_each(|it| ways.hear(own(it)));
+        }
+        assert!(ways.at_work <= AT_WORK.0, "{}", ways.at_work);
+        (0..8).for_each(|_| ways.hear(own(true)));
+        // A single one that works is no more than that.
         (0..8).for_each(|_| ways.hear(own(false)));
         assert_eq!(ways.at_work, 0);
         ways.hear(own(true));
