@@ -1,5 +1,6 @@
 //! `bench mpi`: rounds of subjects, and what is made of them.
 
+use std::collections::VecDeque;
 use std::path::Path;
 
 use isthmus_run::mpi::{self, Mpi};
@@ -187,25 +188,26 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
     let subjects = placement::kept_to(search.kept(), || subject::subjects(&setting, plan.peers));
     let mut measured: Vec<Measured> =
         subjects.into_iter().map(|subject| Measured { subject, rounds: Vec::new() }).collect();
-    let mut left_out: Vec<(String, String)> = Vec::new();
+    let mut left_out: Vec<(usize, String)> = Vec::new();
     let mut is_cut = false;
     'rounds: while search.go_on(|placement| least(&measured, plan, &scale, placement), progress)? {
         let round = search.made() - 1;
-        // Each round begins with another subject, so that none always runs after the same one.
-        let shift = round as usize % measured.len();
         let setting = Setting { pair: search.pair_text().filter(|_| plan.ranks == 2), ..setting.clone() };
-        for group in groups(&measured, &setting, shift) {
-            let names: Vec<&str> = group.iter().map(|at| measured[*at].subject.name).collect();
-            let name = names.join(", ");
-            if left_out.iter().any(|(left, _)| *left == name) {
-                continue;
-            }
+        let launches =
+            Launches { setting: &setting, plan, program: &program, args: &args, scratch: scratch.path() };
+        let is_left_out = |at: usize| left_out.iter().any(|(left, _)| *left == at);
+        let mut to_do = VecDeque::from(groups(&measured, is_left_out, &setting, round));
+        while let Some(group) = to_do.pop_front() {
             let subjects: Vec<&Subject> = group.iter().map(|at| &measured[*at].subject).collect();
-            let launches =
-                Launches { setting: &setting, plan, program: &program, args: &args, scratch: scratch.path() };
+            let name = subjects.iter().map(|subject| subject.name).collect::<Vec<_>>().join(", ");
             let once = || launches.of(&subjects, &search);
-            let is_ours = group.contains(&0);
+            let is_ours = group[0] == 0;
             let outcome = match once() {
+                Err(error) if group.len() > 1 && !matches!(error, Error::Interrupted { .. }) => {
+                    progress(&format!("{name}: each by itself this time, after: {}", error.chain()));
+                    group.iter().rev().for_each(|at| to_do.push_front(vec![*at]));
+                    continue;
+                }
                 // A peer's own troubles shall not cost all that was measured. Isthmus has no second try, and what fails
                 // in the first round is left out.
                 Err(error) if !is_ours && round > 0 && !matches!(error, Error::Interrupted { .. }) => {
@@ -226,13 +228,13 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
                     After::Fail => return Err(error),
                     After::LeaveOut => {
                         progress(&format!("{name} is left out: {}", error.chain()));
-                        left_out.push((name, error.chain()));
+                        left_out.push((group[0], error.chain()));
                     }
                     After::Stop => {
                         let why =
                             format!("failed in round {}, which was the last: {}", round + 1, error.chain());
                         progress(&format!("{name} {why}"));
-                        left_out.push((name, why));
+                        left_out.push((group[0], why));
                         is_cut = true;
                         break 'rounds;
                     }
@@ -240,6 +242,8 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
             }
         }
     }
+    let left_out =
+        left_out.into_iter().map(|(at, why)| format!("{}: {why}", measured[at].subject.name)).collect();
     let is_asked_for_peers = has_peer(&measured);
     measured.retain(|it| !it.rounds.is_empty());
     let is_alone = is_asked_for_peers && !has_peer(&measured);
@@ -251,9 +255,16 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
     let (sieves, not_seen) = search.rows(have);
     let placed = search.said(&sieves, &not_seen);
     let line_of = |it: &Measured| it.subject.launch(&setting, &program, &args, Path::new("STATS")).line();
-    let lines = placement::kept_to(search.kept(), || {
+    let mut lines: Vec<(String, String)> = placement::kept_to(search.kept(), || {
         measured.iter().map(|it| (it.subject.name.into(), line_of(it))).collect()
     });
+    for group in groups(&measured, |_| false, &setting, 0).iter().filter(|group| group.len() > 1) {
+        let subjects: Vec<&Subject> = group.iter().map(|at| &measured[*at].subject).collect();
+        let names: Vec<&str> = subjects.iter().map(|subject| subject.name).collect();
+        let line = Subject::together(&subjects)
+            .map(|it| it.launch(&setting, Path::new("EACH"), &[], Path::new("STATS")).line());
+        lines.extend(line.map(|line| (format!("in turn, {}", names.join(", ")), line)));
+    }
     let yields = measured
         .iter()
         .filter_map(|it| Some((it.subject.name.into(), it.rounds[0].output.start.yields?)))
@@ -265,7 +276,6 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
         }
     }
     records.extend(startup_records(&measured, &setting, load));
-    let left_out = left_out.into_iter().map(|(name, why)| format!("{name}: {why}")).collect();
     Ok(Comparison { records, lines, left_out, is_cut, is_alone, placed, yields })
 }
 
@@ -525,14 +535,15 @@ mod tests {
             let setting = Setting { vms, mpi, ..setting() };
             let all = subject::subjects(&setting, peers).into_iter();
             let measured: Vec<_> = all.map(|subject| Measured { subject, rounds: Vec::new() }).collect();
-            [0, 1, 5].map(|shift| groups(&measured, &setting, shift % measured.len()))
+            [0, 1, 5, 9].map(|round| groups(&measured, |at| at == 1 && round == 9, &setting, round))
         };
         let peers = Peers { tcp: false, two_copy: true, one_copy: true, ..Peers::USUAL };
         let flavour = mpi::Flavour::OpenMpi;
-        let [first, second, last] = of(2, flavour, peers);
+        let [first, second, later, left] = of(2, flavour, peers);
         assert_eq!(first, [vec![0, 1, 2, 3], vec![4], vec![5]]);
-        assert_eq!(second, [vec![1, 2, 3, 0], vec![4], vec![5]]);
-        assert_eq!(last, [vec![5], vec![0, 1, 2, 3], vec![4]]);
+        assert_eq!(second, [vec![4], vec![5], vec![1, 2, 3, 0]]);
+        assert_eq!(later, [vec![5], vec![2, 1, 0, 3], vec![4]], "the second time the other way round");
+        assert_eq!(left, [vec![3, 2, 0], vec![4], vec![5]], "without one that is left out");
         // Natively there is no boot to share, and nothing but isthmus itself is to be compared with that.
         assert!(of(0, flavour, peers).iter().flatten().all(|group| group.len() == 1));
         assert!(of(2, flavour, Peers::USUAL).iter().flatten().all(|group| group.len() == 1));

@@ -124,13 +124,13 @@ impl Subject {
 
     /// Whether it may take turns with others in the same VMs: it differs from them in what its ranks find in their environment.
     pub fn takes_turns(&self) -> bool {
-        self.vms > 0 && self.via == Via::Region && self.args.iter().all(|word| TOGETHER.contains(word))
+        self.vms > 0 && self.via == Via::Region && (self.args == GRANTING || self.args == ALLOCATING)
     }
 
     /// The run in which such subjects take turns.
     pub fn together(subjects: &[&Self]) -> Option<Self> {
         let first = *subjects.first()?;
-        let args = if subjects.iter().any(|it| it.allocates()) { &TOGETHER[..] } else { first.args };
+        let args = if subjects.iter().any(|it| it.allocates()) { &TOGETHER[..] } else { &GRANTING };
         Some(Self { args, env: Vec::new(), ..first.clone() })
     }
 

@@ -36,7 +36,7 @@ pub(crate) fn dispatch() -> Option<i32> {
         rsh::ON_COMMAND => Some(rsh::on_main(&args[2..])),
         rsh::RSH_COMMAND => Some(rsh::main(&args[1..])),
         mpis::PROBE_COMMAND => Some(mpis::probe_main(&args[2..])),
-        isthmus_bench::turns::LINE_COMMAND => Some(isthmus_bench::turns::line_main(&args[2..])),
+        isthmus_bench::turns::TURNS_COMMAND => Some(isthmus_bench::turns::main(&args[2..])),
         isthmus_bench::lane::RANK_COMMAND => Some(isthmus_bench::lane::rank_command(&args[2..])),
         isthmus_bench::doorbell::RANK_COMMAND => Some(isthmus_bench::doorbell::rank_command(&args[2..])),
         isthmus_bench::onecopy::pages::RANK_COMMAND => {

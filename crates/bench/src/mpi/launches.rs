@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::placement::{self, Search};
 use crate::program::{self, Output};
 use crate::subject::{Setting, Subject};
-use crate::turns::{self, Turn};
+use crate::turns;
 
 /// How long one launch may take, boot included.
 const LIMIT_NATIVE: Duration = Duration::from_secs(120);
@@ -25,18 +25,33 @@ pub(super) struct RunStats {
     pub(super) boot_s: Option<f64>,
 }
 
-/// Which subjects are launched together, in which order: those that can take turns in the same VMs are. `shift` says whose turn is the first.
-pub(super) fn groups(measured: &[Measured], setting: &Setting, shift: usize) -> Vec<Vec<usize>> {
+/// Which subjects are launched together, in which order: those that can take turns in the same VMs are. Each round begins with another of them, and
+/// of those that take turns another has the first one, every other time around in the reverse order, so that none always comes after the same one.
+pub(super) fn groups(
+    measured: &[Measured],
+    is_left_out: impl Fn(usize) -> bool,
+    setting: &Setting,
+    round: u32,
+) -> Vec<Vec<usize>> {
+    let round = round as usize;
     // Intel MPI's mpirun is a script that finds the rest of it beside itself.
     let takes_turns = |at: usize| setting.mpi.flavour != Flavour::Intel && measured[at].subject.takes_turns();
-    let order = (0..measured.len()).map(|place| (place + shift) % measured.len());
     let mut groups: Vec<Vec<usize>> = Vec::new();
-    for at in order {
+    for at in (0..measured.len()).filter(|at| !is_left_out(*at)) {
         match groups.iter_mut().find(|group| takes_turns(at) && takes_turns(group[0])) {
             Some(group) => group.push(at),
             None => groups.push(vec![at]),
         }
     }
+    for group in &mut groups {
+        let count = group.len();
+        if (round / count) % 2 == 1 {
+            group.reverse();
+        }
+        group.rotate_left(round % count);
+    }
+    let count = groups.len().max(1);
+    groups.rotate_left(round % count);
     groups
 }
 
@@ -85,10 +100,14 @@ impl Launches<'_> {
         let limit = LIMIT_VMS * u32::try_from(subjects.len()).unwrap_or(1);
         let (text, run) = self.run(&setting, &together, &name, limit)?;
         let turns = turns::read(&text, &names).map_err(bad)?;
-        let round = |(name, turn): (&&str, &Turn<'_>)| {
-            Ok(Round { output: self.read(name, turn.text)?, run: run.clone(), lines: turn.lines })
-        };
-        names.iter().zip(&turns).map(round).collect()
+        let mut rounds = Vec::new();
+        for (name, turn) in names.iter().zip(&turns) {
+            // There was one boot.
+            let boot_s = run.boot_s.filter(|_| rounds.is_empty());
+            let run = RunStats { boot_s, ..run.clone() };
+            rounds.push(Round { output: self.read(name, turn.text)?, run, lines: turn.lines });
+        }
+        Ok(rounds)
     }
 
     /// Launches a subject to its end; gives what it printed, and the run's statistics.
