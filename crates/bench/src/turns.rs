@@ -1,9 +1,9 @@
 //! Subjects that take turns in the same VMs: one boot, and in it a launch of the MPI for each subject, one after the other.
 //!
-//! Emulated VMs run the same code at one of several speeds from boot to boot, so that subjects with VMs of their own differ by as much as
-//! what is compared. `isthmus run` starts one launcher, and tells it everything through its environment. So that launcher is this program, which
-//! starts the MPI's own once for each subject, with what that subject has in its environment, and times the host's line around each. Before the first
-//! turn the blocks run once, shortly, and do not count: what is cold after a boot would be so for one subject alone.
+//! That saves a boot for each subject but the first, and what differs from boot to boot is in none of the ratios. `isthmus run` starts one launcher,
+//! and tells it everything through its environment. So that launcher is this program, which starts the MPI's own once for each subject, with what that
+//! subject has in its environment, and times the host's line around each. Before the first turn the blocks run once, shortly, and do not count: what is
+//! cold after a boot would be so for one subject alone.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
