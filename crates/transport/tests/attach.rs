@@ -246,7 +246,7 @@ fn an_endpoint_waits_for_its_own_receive_and_fills_its_own_multi_receive() {
 
 #[test]
 fn a_send_that_was_ended_in_an_endpoints_own_name_is_not_read_any_more() {
-    // Before its receiver has begun to copy, and after the first of several pieces.
+    // In front of the first piece or soon after it, and after the first of several.
     for pieces in [0, 1] {
         let world = World::new(1, 8 << 20);
         let mut a = world.endpoint_with(0, config(Long::Auto), Box::new(NoMemory));

@@ -59,7 +59,7 @@ const FEW: u64 = 16;
 /// A message that may only have waited for a processor counts so many times what the usual way takes at most: one that is single or of a trial,
 /// and another. Odd ones count in full.
 const MOST: (f64, f64) = (4.0, 16.0);
-/// Messages before the first trial; and, where it is known which way is the better one, bytes.
+/// Messages before the first trial; and, where it is known which way is the better one, bytes of as many as long as the first.
 const SOON: u64 = 256;
 const SOON_BYTES: u64 = 256 << 20;
 /// Messages after a first one that goes the other way that are taken for such that come meanwhile; for each further one there is one more, up to so
@@ -499,13 +499,16 @@ impl Class {
         if self.is_known { 0 } else { u64::from(TRIALS) + 2 * self.unfit }
     }
 
-    /// The ways do not alternate at first: one copy is the usual one until a trial finds the other faster.
-    fn begin_with_one_copy(&mut self, choice: Choice) {
+    /// The ways do not alternate at first: one copy is the usual one until a trial finds the other faster; or two are, if one could not be made.
+    fn begin_with_one_copy(&mut self, choice: Choice, has_failed: bool) {
         if self.messages == 0 {
             self.is_known = true;
             let soon = SOON.min(SOON_BYTES / choice.len.max(1)).max(1);
-            (self.faster, self.gap, self.retry, self.least) =
-                (Some(choice.one_copy), soon, soon, f64::INFINITY);
+            (self.gap, self.retry, self.least) = (soon, soon, f64::INFINITY);
+            self.faster = Some(if has_failed { Way::Copy } else { choice.one_copy });
+            if has_failed {
+                self.costs[1] = Cost::of(f64::INFINITY);
+            }
         }
     }
 
@@ -678,8 +681,8 @@ pub(super) struct Ways {
     /// Messages that had a choice; and how many of the next ones are taken for such that come while the program works.
     messages: u32,
     at_work: u32,
-    /// What that number is if the next message says nothing else: doubled by each that says that the program works, halved by each that says that it
-    /// waits, and no more than these have left of the number.
+    /// What the last message that said that the program works has made it at least: twice what this was before. Each that says that it waits halves
+    /// this.
     worked: u32,
     /// Whether the last message overlapped with long ones that the receiver sent.
     overlaps: bool,
@@ -750,9 +753,9 @@ impl Ways {
         let lengths = self.lengths(choice);
         let message = if is_by_copies {
             // One copy instead of two of the same kind is half the work, unless memory or the program are unusual.
-            let has_failed = lengths.waiting.iter().flatten().any(Class::has_failed);
-            if choice.one_copy.is_by_processors() && !has_failed {
-                lengths.by_copies.begin_with_one_copy(choice);
+            if choice.one_copy.is_by_processors() {
+                let has_failed = lengths.waiting.iter().flatten().any(Class::has_failed);
+                lengths.by_copies.begin_with_one_copy(choice, has_failed);
             }
             lengths.by_copies.begin(choice, now, false, is_mutual)
         } else {
@@ -1220,15 +1223,20 @@ mod tests {
             if has_failed {
                 ways.lengths(resident).waiting[1][0].costs[1] = Cost::of(f64::INFINITY);
             }
-            ways.at_work = AT_WORK.1;
-            let ways_of_first: Vec<Way> = (0..4)
-                .map(|_| {
-                    let message = ways.begin(resident);
-                    ways.ended(message, false, None);
-                    message.way
-                })
-                .collect();
-            assert_eq!(ways_of_first, [if has_failed { Way::Copy } else { Way::Resident }; 4]);
+            let mut in_one = 0;
+            let mut now = Instant::now();
+            for _ in 0..1000 {
+                ways.at_work = AT_WORK.1;
+                let message = ways.begin_at(resident, now);
+                now += Duration::from_micros(100);
+                if message.way == Way::Copy || !has_failed {
+                    ways.ended_at(message, false, None, now);
+                } else {
+                    ways.failed(message);
+                }
+                in_one += u32::from(message.way == Way::Resident);
+            }
+            assert!(if has_failed { (1..=8).contains(&in_one) } else { in_one > 800 }, "{in_one}");
         }
     }
 
