@@ -17,6 +17,9 @@ mod launches;
 
 use launches::{Launches, RunStats, groups};
 
+/// So many launches in turn may fail; after that each subject is launched by itself.
+const MOST_FAILED: usize = 2;
+
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -190,13 +193,16 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
         subjects.into_iter().map(|subject| Measured { subject, rounds: Vec::new() }).collect();
     let mut left_out: Vec<(usize, String)> = Vec::new();
     let mut is_cut = false;
+    // Rounds whose launch in turn has failed.
+    let mut apart: Vec<String> = Vec::new();
     'rounds: while search.go_on(|placement| least(&measured, plan, &scale, placement), progress)? {
         let round = search.made() - 1;
         let setting = Setting { pair: search.pair_text().filter(|_| plan.ranks == 2), ..setting.clone() };
         let launches =
             Launches { setting: &setting, plan, program: &program, args: &args, scratch: scratch.path() };
         let is_left_out = |at: usize| left_out.iter().any(|(left, _)| *left == at);
-        let mut to_do = VecDeque::from(groups(&measured, is_left_out, &setting, round));
+        let mut to_do =
+            VecDeque::from(groups(&measured, (is_left_out, apart.len() >= MOST_FAILED), &setting, round));
         while let Some(group) = to_do.pop_front() {
             let subjects: Vec<&Subject> = group.iter().map(|at| &measured[*at].subject).collect();
             let name = subjects.iter().map(|subject| subject.name).collect::<Vec<_>>().join(", ");
@@ -204,12 +210,18 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
             let is_ours = group[0] == 0;
             let outcome = match once() {
                 Err(error) if group.len() > 1 && !matches!(error, Error::Interrupted { .. }) => {
-                    progress(&format!("{name}: each by itself this time, after: {}", error.chain()));
+                    let why = format!(
+                        "round {}: {name}: each by itself, since in turn: {}",
+                        round + 1,
+                        error.chain()
+                    );
+                    progress(&why);
+                    apart.push(why);
                     group.iter().rev().for_each(|at| to_do.push_front(vec![*at]));
                     continue;
                 }
-                // A peer's own troubles shall not cost all that was measured. Isthmus has no second try, and what fails
-                // in the first round is left out.
+                // A peer's own troubles shall not cost all that was measured. By itself isthmus has no second try, and what
+                // fails in the first round is left out.
                 Err(error) if !is_ours && round > 0 && !matches!(error, Error::Interrupted { .. }) => {
                     progress(&format!("{name}: tried once more after: {}", error.chain()));
                     once()
@@ -253,12 +265,13 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
     let have = |placement| least(&measured, plan, &scale, placement);
     progress(&format!("rounds: {}", search.counts(have)));
     let (sieves, not_seen) = search.rows(have);
-    let placed = search.said(&sieves, &not_seen);
+    let mut placed = search.said(&sieves, &not_seen);
+    placed.extend(apart);
     let line_of = |it: &Measured| it.subject.launch(&setting, &program, &args, Path::new("STATS")).line();
     let mut lines: Vec<(String, String)> = placement::kept_to(search.kept(), || {
         measured.iter().map(|it| (it.subject.name.into(), line_of(it))).collect()
     });
-    for group in groups(&measured, |_| false, &setting, 0).iter().filter(|group| group.len() > 1) {
+    for group in groups(&measured, (|_| false, false), &setting, 0).iter().filter(|group| group.len() > 1) {
         let subjects: Vec<&Subject> = group.iter().map(|at| &measured[*at].subject).collect();
         let names: Vec<&str> = subjects.iter().map(|subject| subject.name).collect();
         let line = Subject::together(&subjects)
@@ -535,7 +548,7 @@ mod tests {
             let setting = Setting { vms, mpi, ..setting() };
             let all = subject::subjects(&setting, peers).into_iter();
             let measured: Vec<_> = all.map(|subject| Measured { subject, rounds: Vec::new() }).collect();
-            [0, 1, 5, 9].map(|round| groups(&measured, |at| at == 1 && round == 9, &setting, round))
+            [0, 1, 5, 9].map(|round| groups(&measured, (|at| at == 1 && round == 9, false), &setting, round))
         };
         let peers = Peers { tcp: false, two_copy: true, one_copy: true, ..Peers::USUAL };
         let flavour = mpi::Flavour::OpenMpi;

@@ -16,12 +16,14 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
+use isthmus_attach::daemon::not_ignored;
 use isthmus_run::leash;
 use isthmus_run::libraries::{ALLOC_VARIABLE, PRELOAD_VARIABLE};
+use isthmus_run::mpi::{Flavour, Mpi};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde::{Deserialize, Serialize};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 use crate::error::{Error, Result};
@@ -41,6 +43,8 @@ const SHORTLY: [(&str, &str); 2] = [("--budget-ms", "1"), ("--reps", "1")];
 struct Plan {
     /// The MPI's own launcher.
     launcher: PathBuf,
+    /// Whether SIGPIPE is ignored in it, as it must be in MPICH's (`isthmus_run::hydra`).
+    is_deaf: bool,
     /// The processors whose line is timed.
     line: Option<(usize, usize)>,
     /// What the benchmark's own process loads before other libraries.
@@ -65,14 +69,14 @@ pub struct Turn<'a> {
     pub lines: Option<[f64; 2]>,
 }
 
-/// Writes the launcher of `subjects`, in this order, below `dir`; gives its path. `launcher` is the MPI's own, and `line` the processors whose line
+/// Writes the launcher of `subjects`, in this order, below `dir`, for an MPI; gives its path. `line` is the processors whose line
 /// is timed. `isthmus` is this program.
 ///
 /// # Errors
 /// [`Error::Io`].
 pub fn launcher(
     dir: &Path,
-    launcher: &Path,
+    mpi: &Mpi,
     isthmus: &Path,
     line: Option<(usize, usize)>,
     subjects: &[&Subject],
@@ -83,7 +87,8 @@ pub fn launcher(
         env: subject.env().iter().map(|(name, value)| ((*name).into(), (*value).into())).collect(),
     };
     let plan = Plan {
-        launcher: launcher.into(),
+        launcher: mpi.launcher.clone(),
+        is_deaf: mpi.flavour == Flavour::Mpich,
         line,
         preloaded: std::env::var_os(PRELOAD_VARIABLE).map(OsString::into_vec),
         turns: subjects.iter().map(turn).collect(),
@@ -105,20 +110,27 @@ pub fn launcher(
 
 /// `isthmus bench-turns PLAN ARGS...`, with the arguments of the MPI's launcher. The status is that of the first turn that failed, or 0.
 pub fn main(args: &[OsString]) -> i32 {
-    let plan = args.first().and_then(|file| fs::read(file).ok());
-    let Some(plan) = plan.and_then(|text| serde_json::from_slice(&text).ok()) else { return 125 };
+    let [file, args @ ..] = args else { return 125 };
+    let plan = fs::read(file).and_then(|text| Ok(serde_json::from_slice::<Plan>(&text)?));
+    let plan = match plan {
+        Ok(plan) => plan,
+        Err(error) => {
+            eprintln!("isthmus: cannot read {}: {error}", file.display());
+            return 125;
+        }
+    };
     // The thread that starts a process on a leash must live as long as that may.
-    have_turns(&plan, &args[1..], leash::command)
+    have_turns(&plan, args, |launcher| leash::command_in(&[], launcher, plan.is_deaf))
 }
 
-fn have_turns(plan: &Plan, args: &[OsString], command: impl Fn(&Path) -> Command) -> i32 {
+fn have_turns(plan: &Plan, args: &[OsString], command: impl Fn(&Path) -> std::io::Result<Command>) -> i32 {
     if args.iter().any(|arg| arg == "--version") {
         eprintln!("{}: {}", plan.launcher.display(), Command::new(&plan.launcher).args(args).exec());
         return 126;
     }
     let Ok(asked) = Asked::listen() else { return 125 };
     let launch = |entry: &Entry, args: &[OsString]| {
-        let mut command = command(&plan.launcher);
+        let Ok(mut command) = command(&plan.launcher) else { return 125 };
         command.args(args).envs(entry.env.iter().map(|(name, value)| (name, value)));
         if !entry.allocates {
             command.env_remove(ALLOC_VARIABLE);
@@ -161,7 +173,7 @@ fn shortly(args: &[OsString]) -> Vec<OsString> {
     args
 }
 
-/// The signal that asks for the end, which the MPI's launcher is to have as well.
+/// The signal that asks for the end, which the MPI's launcher is to have as well, as it has others that `isthmus run` hands on.
 #[derive(Default)]
 struct Asked {
     signal: Option<i32>,
@@ -173,13 +185,15 @@ struct Shared(Arc<Mutex<Asked>>);
 
 impl Asked {
     fn listen() -> std::io::Result<Shared> {
-        let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+        let mut signals = Signals::new(not_ignored(&[SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGCONT]))?;
         let shared = Arc::new(Mutex::new(Self::default()));
         let heard = Arc::clone(&shared);
         thread::Builder::new().name("signals".into()).spawn(move || {
             for signal in signals.forever() {
                 let mut asked = heard.lock().unwrap_or_else(PoisonError::into_inner);
-                asked.signal = Some(signal);
+                if [SIGTERM, SIGINT, SIGHUP].contains(&signal) {
+                    asked.signal = Some(signal);
+                }
                 if let (Some(child), Some(signal)) = (asked.child, Signal::from_named_raw(signal)) {
                     let _ = kill_process(child, signal);
                 }
@@ -255,14 +269,17 @@ pub fn read<'a>(text: &'a str, subjects: &[&str]) -> std::result::Result<Vec<Tur
 mod tests {
     use super::*;
     use crate::subject::{self, Peers, Setting};
-    use isthmus_run::mpi::{Flavour, Mpi};
     use std::process::Output;
 
     /// In the process that a test starts as the launcher that has the turns: where the plan is.
     const PLAN: &str = "ISTHMUS_TEST_PLAN";
 
+    fn mpi(launcher: &Path) -> Mpi {
+        Mpi { flavour: Flavour::OpenMpi, version: "5".into(), launcher: launcher.into() }
+    }
+
     fn subjects() -> Vec<Subject> {
-        let mpi = Mpi { flavour: Flavour::OpenMpi, version: "5".into(), launcher: "/m/bin/mpirun".into() };
+        let mpi = mpi(Path::new("/m/bin/mpirun"));
         let setting = Setting {
             isthmus: "/isthmus".into(),
             mpi,
@@ -281,7 +298,7 @@ mod tests {
         let args: Vec<OsString> =
             ["-n", "2", "prog", "--reps", "3", "--budget-ms", "100"].map(Into::into).into();
         let plan = serde_json::from_slice(&fs::read(plan).unwrap()).unwrap();
-        std::process::exit(have_turns(&plan, &args, |path| Command::new(path)));
+        std::process::exit(have_turns(&plan, &args, |path| Ok(Command::new(path))));
     }
 
     /// All subjects' turns with a launcher of the MPI's that does `real`, in a process of their own, which runs the test `name`.
@@ -292,7 +309,7 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         let all = subjects();
         let all: Vec<&Subject> = all.iter().collect();
-        launcher(dir.path(), &path, Path::new("/isthmus"), line, &all).unwrap();
+        launcher(dir.path(), &mpi(&path), Path::new("/isthmus"), line, &all).unwrap();
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", &format!("turns::tests::{name}"), "--nocapture"])
             .env(PLAN, dir.path().join("turns/plan"))
@@ -345,10 +362,10 @@ mod tests {
             in_a_process_of_its_own();
         }
         let name = "what_asks_for_the_end_reaches_the_mpis_launcher_and_is_no_success";
-        // One that says how it ends, and one that goes on to its end.
+        // One that says how it ends, and one that ends as if nothing had been.
         for (real, status) in [
-            ("trap 'echo told; exit 3' TERM; kill -s TERM $PPID; sleep 1 & wait", 3),
-            ("trap '' HUP; kill -s HUP $PPID; sleep 0.2", 129),
+            ("trap 'kill $!; echo told; exit 3' TERM; kill -s TERM $PPID; sleep 10 & wait", 3),
+            ("trap 'kill $!; exit 0' HUP; kill -s HUP $PPID; sleep 10 & wait", 129),
         ] {
             let output = turns(name, real, None);
             let text = text(&output);
@@ -382,8 +399,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let all = subjects();
         // In place of this program.
-        let path =
-            launcher(dir.path(), Path::new("/m/mpiexec.hydra"), Path::new("/bin/echo"), None, &[&all[0]]);
+        let path = launcher(
+            dir.path(),
+            &mpi(Path::new("/m/mpiexec.hydra")),
+            Path::new("/bin/echo"),
+            None,
+            &[&all[0]],
+        );
         let path = path.unwrap();
         assert_eq!(path, dir.path().join("turns/bin/mpirun"));
         let output = Command::new(&path).args(["-n", "a b"]).output().unwrap();

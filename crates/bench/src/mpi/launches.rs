@@ -26,16 +26,17 @@ pub(super) struct RunStats {
 }
 
 /// Which subjects are launched together, in which order: those that can take turns in the same VMs are. Each round begins with another of them, and
-/// of those that take turns another has the first one, every other time around in the reverse order, so that none always comes after the same one.
+/// of those that take turns another has the first one, every other time around in the reverse order. With `is_apart` each is launched by itself.
 pub(super) fn groups(
     measured: &[Measured],
-    is_left_out: impl Fn(usize) -> bool,
+    (is_left_out, is_apart): (impl Fn(usize) -> bool, bool),
     setting: &Setting,
     round: u32,
 ) -> Vec<Vec<usize>> {
     let round = round as usize;
     // Intel MPI's mpirun is a script that finds the rest of it beside itself.
-    let takes_turns = |at: usize| setting.mpi.flavour != Flavour::Intel && measured[at].subject.takes_turns();
+    let may_take_turns = !is_apart && setting.mpi.flavour != Flavour::Intel;
+    let takes_turns = |at: usize| may_take_turns && measured[at].subject.takes_turns();
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for at in (0..measured.len()).filter(|at| !is_left_out(*at)) {
         match groups.iter_mut().find(|group| takes_turns(at) && takes_turns(group[0])) {
@@ -94,18 +95,18 @@ impl Launches<'_> {
         let bad = |what: String| Error::Output { subject: name.clone(), what };
         let Setting { mpi, isthmus, .. } = self.setting;
         let line = search.pair.filter(|_| search.is_sorting());
-        let launcher = turns::launcher(self.scratch, &mpi.launcher, isthmus, line, subjects)?;
+        let launcher = turns::launcher(self.scratch, mpi, isthmus, line, subjects)?;
         let setting = Setting { mpi: Mpi { launcher, ..mpi.clone() }, ..self.setting.clone() };
         let together = Subject::together(subjects).ok_or_else(|| bad("no subject".into()))?;
         let limit = LIMIT_VMS * u32::try_from(subjects.len()).unwrap_or(1);
         let (text, run) = self.run(&setting, &together, &name, limit)?;
         let turns = turns::read(&text, &names).map_err(bad)?;
         let mut rounds = Vec::new();
-        for (name, turn) in names.iter().zip(&turns) {
+        for (subject, turn) in subjects.iter().zip(&turns) {
             // There was one boot.
-            let boot_s = run.boot_s.filter(|_| rounds.is_empty());
+            let boot_s = run.boot_s.filter(|_| subject.is_isthmus() && !subject.allocates());
             let run = RunStats { boot_s, ..run.clone() };
-            rounds.push(Round { output: self.read(name, turn.text)?, run, lines: turn.lines });
+            rounds.push(Round { output: self.read(subject.name, turn.text)?, run, lines: turn.lines });
         }
         Ok(rounds)
     }
@@ -119,6 +120,8 @@ impl Launches<'_> {
         limit: Duration,
     ) -> Result<(String, RunStats)> {
         let stats = self.scratch.join("stats.json");
+        // Another run's figures must not be taken for this one's.
+        let _ = fs::remove_file(&stats);
         let text = subject.launch(setting, self.program, self.args, &stats).run(name, limit)?;
         if !subject.by_run() {
             return Ok((text, RunStats::default()));
@@ -128,8 +131,6 @@ impl Launches<'_> {
             what: format!("its statistics: {error}"),
         };
         let said = fs::read_to_string(&stats).map_err(Error::io("read the statistics of isthmus run"))?;
-        // Another run's figures must not be taken for the next one's.
-        fs::remove_file(&stats).map_err(Error::io("remove the statistics of isthmus run"))?;
         Ok((text, serde_json::from_str(&said).map_err(bad)?))
     }
 
