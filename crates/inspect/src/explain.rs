@@ -284,7 +284,9 @@ fn atomics(from: &Member, to: Option<(&Member, &Endpoint)>) -> Choice {
 fn one_copy(from: &Member, endpoint: &Endpoint, to: Option<(&Member, &Endpoint)>) -> Option<String> {
     let (member, receiver) = to?;
     if receiver.slot == endpoint.slot {
-        return Some("; it is the endpoint itself, which copies it from buffer to buffer".into());
+        return Some(
+            "; but this is the endpoint itself, which copies it from buffer to buffer instead".into(),
+        );
     }
     let counters =
         |m: &Member, of: &Endpoint| m.processes.iter().find(|p| p.area == of.area).map(|p| p.counters);

@@ -69,6 +69,28 @@ fn pass(job: &mut Job, from: usize, to: usize, len: usize) {
 }
 
 #[test]
+fn what_an_endpoint_sends_to_itself_is_told_apart() {
+    let mut job = job(2);
+    for _ in 0..3 {
+        pass(&mut job, 0, 0, 300_000);
+    }
+    pass(&mut job, 0, 1, 300_000);
+    settle(&mut job);
+    let survey = check(&job.reader()).unwrap().survey.unwrap();
+    let totals = survey.totals();
+    let all = [Counter::Rendezvous, Counter::TxBytes, Counter::RxBytes].map(|counter| totals.get(counter));
+    assert_eq!(all, [4, 1_200_000, 1_200_000]);
+    assert!(totals.get(Counter::Attached) <= 1, "none of these: {}", totals.get(Counter::Attached));
+    let explained = text(&survey, false);
+    assert_eq!(
+        explained.matches("this is the endpoint itself, which copies it from buffer to buffer").count(),
+        1
+    );
+    assert_eq!(explained.matches("of the 4 long messages").count(), 1, "{explained}");
+    assert!(explained.contains("to whatever receivers, itself among them"), "{explained}");
+}
+
+#[test]
 fn each_lane_says_what_went_through_it() {
     let mut job = job(3);
     for _ in 0..200 {
