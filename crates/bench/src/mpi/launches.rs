@@ -25,8 +25,8 @@ pub(super) struct RunStats {
     pub(super) boot_s: Option<f64>,
 }
 
-/// Which subjects are launched together, in which order: those that can take turns in the same VMs are. Each round begins with another of them, and
-/// of those that take turns another has the first one, every other time around in the reverse order. With `is_apart` each is launched by itself.
+/// Which subjects are launched together: those that can take turns in the same VMs; with `is_apart` none. Each round begins with another subject. So
+/// do turns, and once each has been the first, the order is reversed.
 pub(super) fn groups(
     measured: &[Measured],
     (is_left_out, is_apart): (impl Fn(usize) -> bool, bool),

@@ -681,8 +681,7 @@ pub(super) struct Ways {
     /// Messages that had a choice; and how many of the next ones are taken for such that come while the program works.
     messages: u32,
     at_work: u32,
-    /// What the last message that said that the program works has made it at least: twice what this was before. Each that says that it waits halves
-    /// this.
+    /// What a message that says that the program works raises `at_work` to. Such a message doubles this first; one that says that it waits halves it.
     worked: u32,
     /// Whether the last message overlapped with long ones that the receiver sent.
     overlaps: bool,
@@ -1156,6 +1155,7 @@ mod tests {
         in_one_copy_of(2000..4000, before, is_sending, filled, copied)
     }
 
+    /// The same of those that are counted.
     fn in_one_copy_of(
         counted: std::ops::Range<u32>,
         before: u32,
