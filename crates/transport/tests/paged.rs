@@ -318,6 +318,76 @@ fn a_grant_that_has_ended_is_seen_and_nothing_of_a_page_that_others_have_now() {
     }
 }
 
+/// Pages that are lost, used by others, and granted again, while they are read: whatever was read without a message is the program's.
+#[test]
+fn nothing_is_read_of_a_page_that_is_lost_meanwhile() {
+    const CHANGES: u64 = 50_000;
+    let mut pair = pair();
+    pair.grant_all();
+    let (first, pages) = (7, 3);
+    let at = first * PAGE - BEGIN % PAGE;
+    assert!(pair.write(at, &[5; 8]), "the table is known from now on");
+    let [short, long] = [PAGE, pages * PAGE].map(|bytes| usize::try_from(bytes).unwrap());
+    let from = usize::try_from(at).unwrap();
+    let own = pair.model[from..from + long].to_vec();
+    let (section, list, owner) = (pair.section.clone(), pair.list, owner(pair.area));
+    let (memory, mut generation) = (pair.memory.part(from, long), pair.generation);
+    let driver = std::thread::spawn(move || {
+        let others = vec![0xee; short];
+        let a_moment =
+            |of: u64| (0..of.wrapping_mul(0x9e37_79b9) % 1024).for_each(|_| std::hint::spin_loop());
+        for change in 0..CHANGES {
+            let page = change % pages;
+            let number = BEGIN / PAGE + first + page;
+            let table = SECTION - POOL - table_bytes(POOL) + number * 8;
+            let (word, listed) = (
+                section.word("table", table).unwrap(),
+                section.word("list", list + (first + page) * 8).unwrap(),
+            );
+            let mut next = || {
+                generation += 1;
+                (generation << 24) | owner
+            };
+            // As the driver does: the word first, then what is in the page.
+            word.set(next());
+            let begin = usize::try_from(page).unwrap() * short;
+            memory.part(begin, short).write(&others);
+            a_moment(change + 1);
+            memory.part(begin, short).write(&own[begin..begin + short]);
+            let granted = next();
+            word.set(granted);
+            listed.set(Granted::new(u32::try_from(number).unwrap(), granted).unwrap().word());
+            // It stays as it is for some microseconds, granted or not.
+            a_moment(change);
+        }
+    });
+    let (mut seen, mut direct) = (vec![0; long], [0; 2]);
+    while !driver.is_finished() {
+        for (kind, len) in [short, long].into_iter().enumerate() {
+            seen.fill(0);
+            let into = buf(&mut seen[..len]);
+            let is_done = if kind == 0 {
+                pair.a.read_at_once(pair.to, KEY, BASE + at, into)
+            } else if let Posted::Done = pair.a.read(&pair.rma(at, &[into])).unwrap() {
+                true
+            } else {
+                ok(wait(&mut pair.a, &mut pair.b));
+                false
+            };
+            if is_done {
+                direct[kind] += 1;
+                assert!(
+                    seen[..len] == pair.model[from..from + len],
+                    "{len} bytes: read {} of the program's",
+                    direct[kind]
+                );
+            }
+        }
+    }
+    driver.join().unwrap();
+    assert!(direct.iter().all(|count| *count > 0), "{direct:?}");
+}
+
 #[test]
 fn an_operation_of_which_a_page_is_missing_writes_nothing_itself() {
     let mut pair = pair();
