@@ -168,7 +168,7 @@ impl Core {
             _ if len < least => (if is_resident { other } else { Way::Copy }, None),
             Long::Attach => (other, None),
             Long::Auto => {
-                let is_sending = self.operations.has_long() || !pushes.is_empty();
+                let is_sending = self.operations.has_long_to(from) || !pushes.is_empty();
                 let choice = Choice { len, one_copy: other, is_sending };
                 let mut message = ways.begin(choice);
                 message.watched = message.is_watched.then(|| self.watch.begin(self.ticks));

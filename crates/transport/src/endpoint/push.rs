@@ -183,7 +183,7 @@ impl Core {
         };
         step(Step::AllReceived);
         let Peer { ways, depths, pushes, .. } = &mut self.peers[source.0 as usize];
-        let is_sending = self.operations.has_long() || !pushes.is_empty();
+        let is_sending = self.operations.has_long_to(source) || !pushes.is_empty();
         let own = measured.and_then(|message| Some((message, message.watched?))).map(|(message, watched)| {
             let by_sender = match message.way {
                 Way::Copy => message.len(),

@@ -91,22 +91,31 @@ impl Operation {
     }
 }
 
+/// Operations under way with one remote endpoint.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counts {
+    /// Ours on its memory.
+    one_sided: u32,
+    /// Long messages of ours that it has not asked for yet, or reads pages of.
+    long: u32,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Table {
     entries: Vec<(u32, Option<Operation>)>,
     free: Vec<u32>,
-    /// For each remote endpoint, our one-sided operations under way.
-    one_sided: Vec<u32>,
+    /// By remote endpoint.
+    counts: Vec<Counts>,
     /// Messages to any receiver that were announced and not asked for yet.
-    announced: usize,
+    announced: u32,
     /// Messages of which receivers read pages.
-    lent: usize,
+    lent: u32,
 }
 
 impl Table {
     /// Our one-sided operations on a peer's memory that are under way.
     pub(super) fn one_sided(&self, peer: PeerId) -> u32 {
-        self.one_sided.get(peer.0 as usize).copied().unwrap_or(0)
+        self.counts.get(peer.0 as usize).map_or(0, |counts| counts.one_sided)
     }
 
     /// Whether any operation is under way.
@@ -124,9 +133,9 @@ impl Table {
         self.lent > 0
     }
 
-    /// Whether any long message of ours is under way that its receiver has not asked for yet, or reads pages of.
-    pub(super) fn has_long(&self) -> bool {
-        self.has_announced() || self.has_lent()
+    /// Whether a long message of ours is under way that this receiver has not asked for yet, or reads pages of.
+    pub(super) fn has_long_to(&self, peer: PeerId) -> bool {
+        self.counts.get(peer.0 as usize).is_some_and(|counts| counts.long > 0)
     }
 
     /// Whether announced messages wait to be asked for.
@@ -135,23 +144,30 @@ impl Table {
     }
 
     fn count(&mut self, operation: &Operation, came: bool) {
-        let count = match operation {
-            Operation::Announced { .. } => Some(&mut self.announced),
-            Operation::Lent { .. } => Some(&mut self.lent),
-            _ => None,
-        };
-        if let Some(count) = count {
-            *count = if came { *count + 1 } else { count.saturating_sub(1) };
-        }
-        if !operation.is_one_sided() {
+        let change = |count: u32| if came { count + 1 } else { count.saturating_sub(1) };
+        let (is_announced, is_lent) =
+            (matches!(operation, Operation::Announced { .. }), matches!(operation, Operation::Lent { .. }));
+        let is_one_sided = operation.is_one_sided();
+        if !is_announced && !is_lent && !is_one_sided {
             return;
         }
         let peer = operation.peer().0 as usize;
-        if self.one_sided.len() <= peer {
-            self.one_sided.resize(peer + 1, 0);
+        if self.counts.len() <= peer {
+            self.counts.resize(peer + 1, Counts::default());
         }
-        let count = &mut self.one_sided[peer];
-        *count = if came { *count + 1 } else { count.saturating_sub(1) };
+        let counts = &mut self.counts[peer];
+        if is_one_sided {
+            counts.one_sided = change(counts.one_sided);
+        }
+        if is_announced {
+            self.announced = change(self.announced);
+        }
+        if is_lent {
+            self.lent = change(self.lent);
+        }
+        if is_announced || is_lent {
+            counts.long = change(counts.long);
+        }
     }
 
     pub(super) fn insert(&mut self, operation: Operation) -> u64 {
@@ -220,12 +236,7 @@ impl Table {
                 self.free.push(index);
             }
         }
-        self.announced -=
-            taken.iter().filter(|op| matches!(op, Operation::Announced { .. })).count().min(self.announced);
-        self.lent -= taken.iter().filter(|op| matches!(op, Operation::Lent { .. })).count().min(self.lent);
-        if let Some(count) = self.one_sided.get_mut(peer.0 as usize) {
-            *count = 0;
-        }
+        taken.iter().for_each(|operation| self.count(operation, false));
         taken
     }
 }
@@ -267,12 +278,13 @@ mod tests {
         let mut table = Table::default();
         let first = table.insert(announced(here));
         table.insert(announced(there));
+        assert!(table.has_long_to(here) && table.has_long_to(there) && !table.has_long_to(PeerId(2)));
         assert!(table.take(first, there).is_none(), "another peer's");
         assert!(table.take(first, here).is_some());
         table.put_back(first, Operation::Await { to: here, then: then(), sending: false });
-        assert!(table.has_announced());
+        assert!(table.has_announced() && table.has_long_to(there) && !table.has_long_to(here));
         assert_eq!(table.take_all(there).len(), 1);
-        assert!(!table.has_announced());
+        assert!(!table.has_announced() && !table.has_long_to(there));
         assert_eq!(table.take_all(here).len(), 1);
         assert!(!table.has_announced());
     }

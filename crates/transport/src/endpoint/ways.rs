@@ -81,7 +81,7 @@ pub(super) struct Choice {
     pub(super) len: u64,
     /// The way that is one copy.
     pub(super) one_copy: Way,
-    /// The receiver has long messages of its own under way.
+    /// The receiver has long messages of its own under way to the sender.
     pub(super) is_sending: bool,
 }
 
