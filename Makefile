@@ -89,6 +89,8 @@ bench: all
 BIN := $(DESTDIR)$(PREFIX)/bin
 LIB := $(DESTDIR)$(PREFIX)/lib
 SHARE := $(DESTDIR)$(PREFIX)/share
+# Below a home only share is one of the places where systemd looks for units of users (systemd.unit(5)).
+USER_UNITS := $(if $(filter /usr /usr/local,$(PREFIX)),$(LIB),$(SHARE))/systemd/user
 UNIT := sed 's|@BINDIR@|$(PREFIX)/bin|'
 COMPLETIONS := bash-completion/completions/isthmus zsh/site-functions/_isthmus fish/vendor_completions.d/isthmus.fish
 
@@ -103,10 +105,10 @@ install:
 	install -D -m 644 include/isthmus_fi.h $(DESTDIR)$(PREFIX)/include/isthmus_fi.h
 	install -d $(LIB)/pkgconfig && sed 's|@PREFIX@|$(PREFIX)|' packaging/isthmus.pc.in >$(LIB)/pkgconfig/isthmus.pc
 	for page in man/*.[1-8]; do install -D -m 644 $$page $(SHARE)/man/man$${page##*.}/$${page##*/} || exit 1; done
-	install -d $(LIB)/systemd/system $(LIB)/systemd/user
+	install -d $(LIB)/systemd/system $(USER_UNITS)
 	$(UNIT) packaging/isthmus-host.service.in >$(LIB)/systemd/system/isthmus-host.service
 	$(UNIT) packaging/isthmus-guest.service.in >$(LIB)/systemd/system/isthmus-guest.service
-	$(UNIT) packaging/isthmus-host.user.service.in >$(LIB)/systemd/user/isthmus-host.service
+	$(UNIT) packaging/isthmus-host.user.service.in >$(USER_UNITS)/isthmus-host.service
 	install -D -m 644 packaging/60-isthmus.rules $(LIB)/udev/rules.d/60-isthmus.rules
 	install -D -m 644 packaging/isthmus.sysusers $(LIB)/sysusers.d/isthmus.conf
 	for file in $(COMPLETIONS); do install -d $(SHARE)/$${file%/*} && \
@@ -116,7 +118,7 @@ uninstall:
 	rm -f $(LIB)/libisthmus.so.0 $(LIB)/libisthmus.so $(DESTDIR)$(PREFIX)/include/isthmus.h $(LIB)/pkgconfig/isthmus.pc
 	rm -f $(BIN)/isthmus $(DESTDIR)$(PREFIX)/include/isthmus_fi.h $(LIB)/isthmus/libisthmus-fi.so $(LIB)/isthmus/libisthmus-sysv.so $(LIB)/isthmus/libisthmus-alloc.so \
 	    $(LIB)/systemd/system/isthmus-host.service \
-	    $(LIB)/systemd/system/isthmus-guest.service $(LIB)/systemd/user/isthmus-host.service \
+	    $(LIB)/systemd/system/isthmus-guest.service $(USER_UNITS)/isthmus-host.service \
 	    $(LIB)/udev/rules.d/60-isthmus.rules $(LIB)/sysusers.d/isthmus.conf
 	for page in man/*.[1-8]; do rm -f $(SHARE)/man/man$${page##*.}/$${page##*/}; done
 	for file in $(COMPLETIONS); do rm -f $(SHARE)/$$file; done
