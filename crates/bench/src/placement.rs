@@ -586,7 +586,10 @@ impl Search {
             }
         }
         let all: Vec<String> = lines.iter().map(|(_, line)| format!("{line:.3}")).collect();
-        Err(format!("a bare line takes {} us now", all.join(", ")))
+        Err(match all.as_slice() {
+            [] => "the processors are too busy to time a bare line".to_string(),
+            all => format!("a bare line takes {} us now", all.join(", ")),
+        })
     }
 
     /// How many rounds there are of what, for people.
