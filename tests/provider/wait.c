@@ -10,6 +10,7 @@
  */
 #include "harness.h"
 #include <poll.h>
+#include <stdatomic.h>
 #include <sys/syscall.h>
 
 #define ROUNDS 400
@@ -473,6 +474,35 @@ static void beside(struct side *s)
 	barrier();
 }
 
+static atomic_bool reads_on;
+
+static void *reads_beside(void *arg)
+{
+	struct side *s = arg;
+	static const int pauses[] = {0, 20, 300, 1000, 50};
+	for (int i = 0; atomic_load(&reads_on); i++) {
+		/* Nothing is asked for, so each entry is the other thread's. */
+		struct fi_cq_tagged_entry none;
+		EQUAL(fi_cq_read(s->cq, &none, 0), -FI_EAGAIN);
+		fi_cntr_read(s->cntr);
+		if (pauses[i % 5])
+			usleep(pauses[i % 5]);
+	}
+	return NULL;
+}
+
+/* One thread waits by the descriptor, and another one reads the same queue meanwhile, which ends what fi_trywait had promised. */
+static void read_beside(struct side *s)
+{
+	pthread_t thread;
+	atomic_store(&reads_on, true);
+	CHECK(pthread_create(&thread, NULL, reads_beside, s) == 0);
+	ping_pong(s);
+	atomic_store(&reads_on, false);
+	pthread_join(thread, NULL);
+	barrier();
+}
+
 #ifdef OVER_MPI
 #define ASLEEP 4
 
@@ -575,6 +605,7 @@ static const struct {
 	{"threads_by_descriptor", threads, FI_WAIT_FD, FI_THREAD_SAFE, false},
 	{"beside", beside, FI_WAIT_UNSPEC, FI_THREAD_SAFE, false},
 	{"beside_by_descriptor", beside, FI_WAIT_FD, FI_THREAD_SAFE, false},
+	{"read_beside", read_beside, FI_WAIT_FD, FI_THREAD_SAFE, false},
 #ifdef OVER_MPI
 	{"asleep", asleep, FI_WAIT_UNSPEC, FI_THREAD_SAFE, false},
 	{"asleep_by_descriptor", asleep, FI_WAIT_FD, FI_THREAD_SAFE, false},

@@ -79,7 +79,7 @@ pub(crate) struct Waiter {
     /// Where a thread sleeps, or slept last.
     alarm: Mutex<Option<Arc<Sleeper>>>,
     watching: OnceLock<Watching>,
-    /// Endpoints that fell asleep when the descriptor was armed.
+    /// Endpoints that fell asleep when the descriptor was armed, as often as they did. Locked to change [`ARMED`].
     armed: Mutex<Vec<Weak<Ep>>>,
 }
 
@@ -237,10 +237,15 @@ impl Waiter {
             }
             spins += 1;
         }
+        watching.drain();
         let Some(limit) = Self::all_asleep(watching, &all) else { return Some(false) };
         watching.pollable.set_timer(limit);
-        *locked(&self.armed) = all.iter().map(Arc::downgrade).collect();
-        self.watch.insert(ARMED);
+        {
+            // Another thread may have armed it meanwhile; each sleep is to be ended once.
+            let mut armed = locked(&self.armed);
+            armed.extend(all.iter().map(Arc::downgrade));
+            self.watch.insert(ARMED);
+        }
         let quiet = !is_there();
         if !quiet {
             self.disarm();
@@ -258,11 +263,15 @@ impl Waiter {
 
     #[cold]
     fn disarm_now(&self) {
-        self.watch.remove(ARMED);
-        let armed = std::mem::take(&mut *locked(&self.armed));
+        let armed = {
+            let mut armed = locked(&self.armed);
+            self.watch.remove(ARMED);
+            std::mem::take(&mut *armed)
+        };
         armed.iter().filter_map(Weak::upgrade).for_each(|ep| ep.wake_up());
+        // The thread that reads need not be the one that polls, for which nothing rings from now on. It stays readable until it is armed anew.
         if let Some(watching) = self.watching.get() {
-            watching.drain();
+            watching.pollable.ring();
         }
     }
 }
