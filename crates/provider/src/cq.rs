@@ -423,7 +423,7 @@ impl Cq {
         drop(queue);
         let fault = entry.fault.unwrap_or(Box::new(Fault { error: FI_EOTHER, cut: 0 }));
         // Programs that ask for an API older than 1.20 have no room for the source; those older than 1.5 give no buffer
-        // for error data, of which there is none in any case.
+        // for error data, of which there is none in any case, and have no room for its length.
         let api = self.domain.fabric.api;
         macro_rules! set {
             ($($field:ident = $value:expr),* $(,)?) => {$(
@@ -442,14 +442,17 @@ impl Cq {
             err = fault.error,
             prov_errno = fault.error,
         }
-        // SAFETY: not null, and the structure has this member in every version.
-        let room = unsafe { &raw const (*to).err_data_size };
-        // SAFETY: from API 1.5 on the program has set this member.
-        let own_buffer = api >= fi::fi_version(1, 5) && unsafe { room.read() } != 0;
+        let mut own_buffer = false;
+        if api >= fi::fi_version(1, 5) {
+            // SAFETY: not null, and from API 1.5 on the structure has this member.
+            let room = unsafe { &raw const (*to).err_data_size };
+            // SAFETY: the program has set it.
+            own_buffer = unsafe { room.read() } != 0;
+            set! { err_data_size = 0 }
+        }
         if !own_buffer {
             set! { err_data = std::ptr::null_mut() }
         }
-        set! { err_data_size = 0 }
         if api >= fi::fi_version(1, 20) {
             set! { src_addr = entry.source }
         }
