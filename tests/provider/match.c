@@ -653,6 +653,49 @@ static void multi_receive_edges(struct side *s)
 	barrier();
 }
 
+/* The endpoint's flag is for fi_recv: a tagged receive takes one message, and its buffer is the program's again. */
+static void tagged_beside_multi_receive(struct side *s)
+{
+	char got[2][64];
+	size_t least = 8;
+	EQUAL(fi_setopt(&s->ep->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &least, sizeof least), 0);
+	struct iovec iov[2] = {part(got[0], 32), part(got[0] + 32, 32)};
+	struct fi_msg_tagged m = {.msg_iov = iov, .iov_count = 1, .addr = s->other, .tag = 7, .context = got};
+	EQUAL(fi_trecvmsg(s->ep, &m, FI_MULTI_RECV), -FI_EBADFLAGS);
+	for (int call = 0; call < 3; call++) {
+		memset(got, 0, sizeof got);
+		switch (call) {
+		case 0: POST(s, fi_trecv(s->ep, got[0], 64, NULL, s->other, 7, 0, got[0])); break;
+		case 1: POST(s, fi_trecvv(s->ep, iov, NULL, 2, s->other, 7, 0, got[0])); break;
+		case 2: POST(s, fi_recv(s->ep, got[0], 64, NULL, s->other, got[0])); break;
+		}
+		barrier();
+		for (int i = 0; i < 2; i++) {
+			fill(out, 8, 5 + i + rank_here);
+			POST(s, call < 2 ? fi_tinject(s->ep, out, 8, s->other, 7) : fi_inject(s->ep, out, 8, s->other));
+		}
+		struct fi_cq_tagged_entry e = done(s);
+		CHECK(e.op_context == got[0]);
+		EQUAL(e.len, 8);
+		filled(got[0], 8, 5 + !rank_here);
+		if (call < 2) {
+			silent(s);
+			for (int k = 8; k < 64; k++)
+				EQUAL(got[0][k], 0);
+			POST(s, fi_trecv(s->ep, got[1], 64, NULL, s->other, 7, 0, got[1]));
+			CHECK(done(s).op_context == got[1]);
+			filled(got[1], 8, 6 + !rank_here);
+		} else {
+			CHECK(done(s).buf == got[0] + 8);
+			filled(got[0] + 8, 8, 6 + !rank_here);
+			EQUAL(fi_cancel(&s->ep->fid, got[0]), 0);
+			CHECK(failed(s, FI_ECANCELED).flags & FI_MULTI_RECV);
+		}
+		barrier();
+	}
+}
+
+static struct wish multi_by_flags = {.rx_op_flags = FI_COMPLETION | FI_MULTI_RECV};
 static struct wish no_directed = {.caps = FI_MSG | FI_TAGGED | FI_MULTI_RECV};
 
 static const struct test tests[] = {
@@ -666,5 +709,6 @@ static const struct test tests[] = {
 	{"cancel_too_late", cancel_too_late, NULL},
 	{"active_messages", active_messages, NULL},
 	{"multi_receive_edges", multi_receive_edges, NULL},
+	{"tagged_beside_multi_receive", tagged_beside_multi_receive, &multi_by_flags},
 };
 RUN_PAIR(tests)

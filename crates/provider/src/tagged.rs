@@ -68,6 +68,9 @@ unsafe extern "C" fn recvv(
 unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg_tagged, flags: u64) -> isize {
     // SAFETY: null, or a description that the program lends for this call.
     let Some(msg) = (unsafe { isthmus_cabi::object(msg) }) else { return EINVAL };
+    if flags & FI_MULTI_RECV != 0 {
+        return -(FI_EBADFLAGS as isize);
+    }
     // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(msg.msg_iov, msg.iov_count) }) else { return EINVAL };
     // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.

@@ -18,6 +18,9 @@ use crate::{arithmetic, errno};
 /// Flags of sends that complete only when the receiver has taken the message, or matched it.
 const DELIVERED: u64 = FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE | FI_COMMIT_COMPLETE;
 
+/// Flags of receives that look only at messages which have arrived.
+const FROM_ARRIVED: u64 = FI_PEEK | FI_CLAIM | FI_DISCARD;
+
 /// How a post completes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct How {
@@ -174,7 +177,7 @@ impl Ep {
         if let Some(mut state) = self.state.without_lock()
             && state.may_receive()
             && !state.moving
-            && state.rx_flags & (FI_PEEK | FI_CLAIM | FI_DISCARD | FI_MULTI_RECV) == 0
+            && state.rx_flags & if what.tagged { FROM_ARRIVED } else { FROM_ARRIVED | FI_MULTI_RECV } == 0
         {
             let any = !state.directed || what.remote == FI_ADDR_UNSPEC;
             let from = if any { None } else { state.remotes.likely(what.remote) };
@@ -232,12 +235,13 @@ impl Ep {
     pub(crate) fn receive(&self, what: &Message<'_>, ignore: u64, how: impl Fn(&State) -> How) -> isize {
         self.post(State::may_receive, |state| {
             let how = how(state);
-            if how.flags & (FI_PEEK | FI_CLAIM | FI_DISCARD) != 0 {
+            if how.flags & FROM_ARRIVED != 0 {
                 return state.peek_or_claim(what, ignore, how);
             }
             let mut ticket = how.ticket();
             let mut multi = None;
-            if how.flags & FI_MULTI_RECV != 0 {
+            // By the endpoint's flags; a call for a tagged message has none of its own (fi_tagged(3)).
+            if how.flags & FI_MULTI_RECV != 0 && !what.tagged {
                 ticket.flags |= MULTI;
                 multi = Some(state.min_multi_recv);
             }
