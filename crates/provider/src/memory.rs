@@ -111,8 +111,13 @@ impl Store {
         }
         let bytes = bytes as u64;
         let offset = member.allocate(bytes, align).map_err(region)?;
-        let address = member.section().address(offset, bytes).map_err(region)?;
-        let listed = member.section().list("isthmus_memory", offset, bytes).map_err(region)?;
+        let section = member.section();
+        let made = || Ok((section.address(offset, bytes)?, section.list("isthmus_memory", offset, bytes)?));
+        let made: isthmus_region::Result<_> = made();
+        let (address, listed) = made.map_err(|e| {
+            member.release(offset, bytes);
+            region(e)
+        })?;
         self.state().live.insert(address, Block { offset, bytes, registered: 0, _listed: listed });
         Ok(address)
     }
