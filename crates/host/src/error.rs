@@ -20,6 +20,20 @@ pub enum Error {
         /// Least bytes for them.
         needed: u64,
     },
+    /// The members fit into the region, and the processes that are expected there do not.
+    #[error(
+        "a region of {bytes} bytes is too small for {processes} processes, which begin with {each} bytes each; ask for one of {} MiB or more with --region-size", mib_for(*.needed)
+    )]
+    FewBytes {
+        /// Bytes of the region.
+        bytes: u64,
+        /// Processes that are expected.
+        processes: u64,
+        /// Bytes that each has from the start.
+        each: u64,
+        /// Least bytes for them.
+        needed: u64,
+    },
     /// Separate sections, and VMs.
     #[error("separate sections are for processes of the host alone: drop --separate-sections, or the VMs")]
     SeparateVms,
@@ -167,6 +181,7 @@ impl Error {
         matches!(
             self,
             Self::TooSmall { .. }
+                | Self::FewBytes { .. }
                 | Self::SeparateVms
                 | Self::SeparateIsolated
                 | Self::IsolatedAlone

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use isthmus_attach::server::{self, Allowed, Wakeup};
 use isthmus_region::dax::{HEAD_BYTES, LEAST_BYTES};
+use isthmus_region::directory;
 use isthmus_region::format::{DEVICE_SECTION_ALIGN, MAX_ENDPOINTS, SECTION_ALIGN};
 use isthmus_region::life::State;
 use isthmus_region::mapping::{Mapping, Section};
@@ -720,8 +721,37 @@ fn enough_descriptors(peers: u32) -> Result<()> {
     }
 }
 
-/// Which files the region has, and what lies where.
+/// Which files the region has, and what lies where. There is room for the processes that are expected, which need more once they talk to
+/// each other.
 fn plan(config: &Config, region_bytes: u64, own: usize) -> Result<Plan> {
+    let weights: Vec<u64> = std::iter::once(config.host_ranks)
+        .chain(config.vms.iter().map(|vm| vm.ranks))
+        .map(u64::from)
+        .collect();
+    let has_room = |plan: &Plan| {
+        let tables = directory::places(&plan.shape).heap;
+        let expected = |index: usize| if config.region.separate_sections { 1 } else { weights[index] };
+        plan.places.iter().enumerate().all(|(index, place)| {
+            place.bytes.saturating_sub(tables) / config.area_bytes.max(1) >= expected(index)
+        })
+    };
+    let plan = plan_of_members(config, region_bytes, own)?;
+    if has_room(&plan) {
+        return Ok(plan);
+    }
+    let larger = (1..u64::BITS).map_while(|bits| region_bytes.checked_mul(1 << bits));
+    let needed = larger
+        .take_while(|bytes| isthmus_region::create::check_bytes(*bytes).is_ok())
+        .find(|bytes| plan_of_members(config, *bytes, own).is_ok_and(|plan| has_room(&plan)));
+    Err(Error::FewBytes {
+        bytes: region_bytes,
+        processes: weights.iter().sum(),
+        each: config.area_bytes,
+        needed: needed.unwrap_or(u64::MAX),
+    })
+}
+
+fn plan_of_members(config: &Config, region_bytes: u64, own: usize) -> Result<Plan> {
     isthmus_region::create::check_bytes(region_bytes)?;
     let options = &config.region;
     let peers = u32::try_from(config.vms.len() + own).unwrap_or(u32::MAX);
@@ -789,6 +819,25 @@ fn uuid() -> Result<[u64; 2]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_region_has_room_for_all_expected_processes() {
+        let mut config = Config::new("/nowhere", 1 << 20);
+        config.host_ranks = 64;
+        let Err(Error::FewBytes { processes: 64, needed, .. }) = plan(&config, 1 << 20, 1) else {
+            panic!("64 processes in 1 MiB");
+        };
+        assert!(needed > 64 * config.area_bytes && plan(&config, needed, 1).is_ok(), "{needed}");
+        assert!(plan(&config, needed / 2, 1).is_err());
+        config.host_ranks = 1;
+        assert!(plan(&config, 1 << 20, 1).is_ok());
+        config.vms = vec![Vm { name: "a".into(), ranks: 1 }, Vm { name: "b".into(), ranks: 200 }];
+        // The members' own tables fit.
+        let told = plan(&config, 32 << 20, 1).map(|plan| plan.places).unwrap_err();
+        let needed = 64 << 20;
+        assert!(matches!(told, Error::FewBytes { processes: 202, needed: n, .. } if n == needed), "{told}");
+        assert!(plan(&config, needed, 1).is_ok());
+    }
 
     #[test]
     fn there_are_endpoint_slots_for_all_expected_processes() {
