@@ -55,7 +55,7 @@ pub fn comparison(plan: &Plan, done: &Comparison) {
             isthmus_region::say!("{peer} is, row by row, the best of its ways: {}.", chosen.join(", "));
         }
     }
-    for what in &done.left_out {
+    for what in reasons(&done.left_out) {
         isthmus_region::say!("left out: {what}");
     }
     if done.is_alone {
@@ -227,7 +227,7 @@ pub fn objects(plan: &objects::Plan, done: &objects::Done) {
     for said in &done.placed {
         isthmus_region::say!("{said}");
     }
-    for what in &done.left_out {
+    for what in reasons(&done.left_out) {
         isthmus_region::say!("left out: {what}");
     }
 }
@@ -262,4 +262,42 @@ pub fn promises(rows: &[promise::Row]) {
 
 fn load(record: &Record) -> String {
     record.load.map_or_else(|| "unknown".into(), |load| format!("{load:.2}"))
+}
+
+/// What was left out and why, each reason once and without the launcher's line: the progress had that.
+fn reasons(left_out: &[String]) -> Vec<String> {
+    let mut all: Vec<(String, &str)> = Vec::new();
+    for what in left_out {
+        let said = what.split("\nthe line was:").next().unwrap_or(what);
+        let (name, why) = said.split_once(": ").unwrap_or((said, ""));
+        match all.iter_mut().find(|(_, known)| *known == why && !why.is_empty()) {
+            Some((names, _)) => *names = format!("{names}, {name}"),
+            None => all.push((name.into(), why)),
+        }
+    }
+    let whole = |(names, why): (String, &str)| if why.is_empty() { names } else { format!("{names}: {why}") };
+    all.into_iter().map(whole).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_left_out_for_the_same_reason_is_named_together() {
+        let tcp =
+            |name: &str| format!("{name}: the launch of {name}'s VMs\nthe line was: isthmus run --net tap");
+        let same = |name: &str| format!("{name}: no /dev/net/tun: load it\nthe line was: isthmus run {name}");
+        let left_out =
+            [same("tcp"), "mpich-shm: it hangs".into(), same("tcp-vhost"), tcp("x"), "alone".into()];
+        assert_eq!(
+            reasons(&left_out),
+            [
+                "tcp, tcp-vhost: no /dev/net/tun: load it",
+                "mpich-shm: it hangs",
+                "x: the launch of x's VMs",
+                "alone"
+            ]
+        );
+    }
 }
