@@ -4,11 +4,13 @@
  * are not its own. For tests/sysv/services.
  *
  *	usage: PROGRAM make    makes a set and a segment that begins with '2', and looks after them until a line comes: 1 if a byte has changed
+ *	       PROGRAM elsewhere    as PROGRAM, but loses its environment and its directory; after the line the service has ended
  *	       PROGRAM        makes the same with '1', says `ready`, and goes on after a line
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ipc.h>
 #include <sys/sem.h>
@@ -27,8 +29,50 @@
 		}                                                                                \
 	} while (0)
 
+/* Another group, which the service is told of by another connection only. */
+static int change_group(void)
+{
+	return geteuid() != 0 || !setegid(getegid() + 1);
+}
+
+static int elsewhere(void)
+{
+	int set = semget(KEY, 1, IPC_CREAT | IPC_EXCL | MAY), status;
+	int segment = shmget(IPC_PRIVATE, 4096, MAY);
+	CHECK(set != -1 && segment != -1);
+	volatile char *at = shmat(segment, NULL, 0);
+	CHECK(at != (void *)-1);
+	*at = '1';
+	CHECK(!clearenv() && !chdir("/"));
+	pid_t child = fork();
+	CHECK(child != -1);
+	if (!child) {
+		CHECK(*at == '1');
+		*at = '2';
+		CHECK(!shmdt((void *)at));
+		return 0;
+	}
+	CHECK(waitpid(child, &status, 0) == child && !status);
+	CHECK(*at == '2');
+	/* By the connection that it has, and by another one. */
+	CHECK(!seteuid(geteuid()));
+	CHECK(semget(KEY, 1, IPC_CREAT | MAY) == set);
+	CHECK(!shmctl(segment, IPC_RMID, NULL));
+	CHECK(change_group());
+	CHECK(!semctl(set, 0, IPC_RMID));
+	puts("ready");
+	fflush(stdout);
+	getchar();
+	int error = geteuid() == 0 ? ENOSYS : EIO;
+	CHECK(change_group());
+	CHECK(semget(IPC_PRIVATE, 1, MAY) == -1 && errno == error);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
+	if (argc > 1 && !strcmp(argv[1], "elsewhere"))
+		return elsewhere();
 	int is_second = argc > 1 && !strcmp(argv[1], "make"), status;
 	int set = semget(KEY, 1, IPC_CREAT | IPC_EXCL | MAY);
 	int segment = shmget(KEY, 4096, IPC_CREAT | IPC_EXCL | MAY);
@@ -47,8 +91,7 @@ int main(int argc, char **argv)
 		CHECK(!semctl(set, 0, IPC_RMID) && !shmctl(segment, IPC_RMID, NULL));
 		return 0;
 	}
-	/* As far as anybody knows it is another user now, whom only a new connection would tell the service of. */
-	CHECK(!setegid(getegid()));
+	CHECK(change_group());
 	CHECK(semctl(set, 0, IPC_RMID) == -1 && errno == EIO);
 	CHECK(shmctl(segment, IPC_RMID, NULL) == -1 && errno == EIO);
 	CHECK(semget(KEY + 1, 1, IPC_CREAT | MAY) == -1 && errno == EIO);

@@ -2,6 +2,7 @@
 /* Shared memory segments: what shmget(2), shmop(2) and shmctl(2) say of them. Rights are in key.c. */
 #include "check.h"
 
+#include <sys/mount.h>
 #include <sys/resource.h>
 
 static char *attach(int id)
@@ -901,6 +902,56 @@ CASE(fork_at_exit, "A process that has forked before may fork where it exits; at
 	}
 	JOIN(pid);
 	EQUAL(nattch(id), 1);
+}
+
+/* A child has a segment of its parent's. */
+static void inherits(char *at, int id)
+{
+	int before = nattch(id);
+	*at = 'p';
+	pid_t pid = child();
+	if (pid == 0) {
+		EQUAL(*at, 'p');
+		*at = 'c';
+		EQUAL(nattch(id), before + 1);
+		_exit(0);
+	}
+	JOIN(pid);
+	EQUAL(*at, 'c');
+	EQUAL(nattch(id), before);
+}
+
+CASE(fork_without_environment, "After a fork the child inherits the attached segments, whatever the environment is; shmop(2), clearenv(3)")
+{
+	int id = new_shm(PAGE);
+	char *at = attach(id);
+	clearenv();
+	inherits(at, id);
+	OK(chdir("/"));
+	OK(setenv("ISTHMUS_SOCKET", "/nowhere", 1));
+	inherits(at, id);
+}
+
+CASE(users_fork_in_another_root, "After a fork the child inherits the attached segments, in whatever root; shmop(2), chroot(2)")
+{
+	NEEDS_ROOT();
+	int id = new_shm(PAGE);
+	char *at = attach(id), root[] = "/tmp/sysv-root-XXXXXX";
+	pid_t pid = child();
+	if (pid == 0) {
+		/* Nothing of it is there when this process is no more. */
+		OK(unshare(CLONE_NEWNS));
+		OK(mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL));
+		OK(mount("none", "/tmp", "tmpfs", 0, NULL));
+		CHECK(mkdtemp(root));
+		OK(chdir(root));
+		OK(mkdir("proc", 0755));
+		OK(mount("/proc", "proc", NULL, MS_BIND | MS_REC, NULL));
+		OK(chroot("."));
+		inherits(at, id);
+		_exit(0);
+	}
+	JOIN(pid);
 }
 
 CASE(fork_into_a_gap, "After a fork the child inherits the attached segments, wherever they are mapped; shmop(2)")

@@ -1,6 +1,7 @@
 //! The process's side: connect, map, and ask.
 
 mod connection;
+mod place;
 mod service;
 mod shared;
 
@@ -17,6 +18,7 @@ use isthmus_region::membership::Region;
 use rustix::process::PidfdFlags;
 
 use self::connection::Connection;
+pub use self::place::Place;
 use self::service::Client;
 pub use self::shared::{shared, shared_at};
 use crate::error::{Error, Result};

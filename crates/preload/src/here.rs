@@ -3,6 +3,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use isthmus_attach::client::Place;
+use isthmus_attach::error::Error;
+use isthmus_attach::protocol::Code;
 use isthmus_region::error::with_causes;
 use isthmus_region::kept::Kept;
 use isthmus_region::member::Member;
@@ -22,6 +25,10 @@ pub(crate) struct State {
     files: HashMap<u32, Arc<Kept>>,
     /// The region that all this is of. A service that comes where another one has ended has another one.
     region: Option<Uuid>,
+    /// Where the service was found; a forked child looks nowhere else.
+    place: Option<Place>,
+    /// The user and group by which objects are made, as the service knows them.
+    user: (u32, u32),
 }
 
 /// What tells a region from all others.
@@ -39,7 +46,13 @@ pub(crate) type Locked = Guarded<'static, Option<State>>;
 /// Locks the library's state.
 pub(crate) fn lock() -> Locked {
     let mut state = signals::lock(&STATE);
-    state.get_or_insert_with(|| State { mapped: Vec::new(), files: HashMap::new(), region: None });
+    state.get_or_insert_with(|| State {
+        mapped: Vec::new(),
+        files: HashMap::new(),
+        region: None,
+        place: None,
+        user: (0, 0),
+    });
     state
 }
 
@@ -69,26 +82,48 @@ pub(crate) fn ruler() -> Result<&'static Ipc> {
     if USERS.peek() == credentials::version() {
         return Ok(ipc);
     }
-    let _state = lock();
+    let mut state = lock();
+    let _uncancelled = Uncancelled::new();
+    let state = state.as_mut().ok_or(Errno::IO)?;
     let now = credentials::version();
     if USERS.get() != now {
-        let member = isthmus_attach::client::connect().map_err(|e| {
-            say(About::Service, &format!("System V IPC by another user than before: {}", with_causes(&e)));
-            Errno::ACCESS
-        })?;
-        // The same numbers are other objects there.
-        if uuid(&member) != uuid(ipc.member()) {
-            say(
-                About::Service,
-                "System V IPC by another user than before: the service that this process uses has ended, and the one that answers now \
-                 has another region; start the program anew to use that one",
-            );
-            return Err(Errno::IO);
+        let user = user();
+        if state.user != user {
+            attach_anew(state, ipc)?;
+            state.user = user;
         }
-        ipc.rule_by(member);
         USERS.set(now);
     }
     Ok(ipc)
+}
+
+/// The user and group that the service would know this process by.
+fn user() -> (u32, u32) {
+    let caller = credentials::caller();
+    (caller.uid, caller.gid)
+}
+
+/// Has objects be made, changed and removed by the user that this process is now.
+fn attach_anew(state: &State, ipc: &Ipc) -> Result<()> {
+    let member = state.place.as_ref().ok_or(Errno::IO)?.connect().map_err(|e| {
+        say(About::Service, &format!("System V IPC by another user than before: {}", with_causes(&e)));
+        match e {
+            Error::Refused { code: Code::NotAllowed, .. }
+            | Error::Connect { source: Errno::ACCESS | Errno::PERM, .. } => Errno::ACCESS,
+            _ => Errno::NOSYS,
+        }
+    })?;
+    // The same numbers are other objects there.
+    if uuid(&member) != uuid(ipc.member()) {
+        say(
+            About::Service,
+            "System V IPC by another user than before: the service that this process uses has ended, and the one that answers now \
+             has another region; start the program anew to use that one",
+        );
+        return Err(Errno::IO);
+    }
+    ipc.rule_by(member);
+    Ok(())
 }
 
 /// [`ruler`] for a command that changes or removes an object, else [`ipc`].
@@ -112,7 +147,16 @@ fn uuid(member: &Member) -> Uuid {
 
 /// Attaches this process; the state is locked. Of a forked child's, what is of another region than this one's service has is lost.
 pub(crate) fn attach(state: &mut State) -> Result<&'static Ipc> {
-    match isthmus_attach::client::connect() {
+    // Before the service sees who this is: whoever changes that meanwhile is heard of later.
+    let (version, user) = (credentials::version(), user());
+    let connected = match &state.place {
+        Some(place) => place.connect(),
+        None => Place::find().map(|(place, member)| {
+            state.place = Some(place);
+            member
+        }),
+    };
+    match connected {
         Ok(member) => {
             let uuid = uuid(&member);
             if state.region.replace(uuid).is_some_and(|before| before != uuid) {
@@ -125,7 +169,8 @@ pub(crate) fn attach(state: &mut State) -> Result<&'static Ipc> {
             if service.has_former() && ipc.take_over(credentials::caller().pid) {
                 let _ = service.forget_former();
             }
-            USERS.set(credentials::version());
+            USERS.set(version);
+            state.user = user;
             CURRENT.set(std::ptr::from_ref(ipc).expose_provenance() as u64);
             Ok(ipc)
         }
