@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
-/* Calls that sleep, and that the handler of a signal leaves for good. */
+/* Calls that sleep, and that the handler of a signal leaves for good, or by which it forks. */
 #ifndef LEAVE_H
 #define LEAVE_H
 
@@ -40,6 +40,60 @@ static void have_left(const atomic_int *made, pid_t pid, int count)
 		CHECK(sleeps(pid, pid, &made[0], i, &made[1]));
 		kill(pid, SIGALRM);
 	}
+}
+
+static volatile pid_t forked;
+
+static void forks(int number)
+{
+	(void)number;
+	forked = fork();
+}
+
+static void *idles(void *unused)
+{
+	for (;;)
+		pause();
+	return unused;
+}
+
+/* A call sleeps, and a handler forks: it fails in both processes. Then each makes it once more, and two of `give` let them go on. */
+static void fork_in_a_call(int (*call)(int), int (*give)(int), int id, bool has_thread)
+{
+	atomic_int *made = shared_memory(3 * sizeof *made); /* calls; none returns; how many have failed */
+	pid_t pid = child();
+
+	if (pid == 0) {
+		pthread_t thread;
+		sigset_t all, before, after;
+		struct sigaction action = {.sa_handler = forks};
+
+		sigfillset(&all);
+		pthread_sigmask(SIG_BLOCK, &all, &before);
+		if (has_thread)
+			CHECK(pthread_create(&thread, NULL, idles, NULL) == 0);
+		pthread_sigmask(SIG_SETMASK, &before, NULL);
+		sigaction(SIGALRM, &action, NULL);
+		atomic_fetch_add(&made[0], 1);
+		FAILS(call(id), EINTR);
+		atomic_fetch_add(&made[2], 1);
+		pthread_sigmask(SIG_SETMASK, NULL, &after);
+		EQUAL(sigismember(&after, SIGTERM), sigismember(&before, SIGTERM));
+		OK(call(id));
+		if (forked == 0)
+			_exit(0);
+		JOIN(forked);
+		_exit(0);
+	}
+	if (has_thread)
+		sleeps_for(pid, pid, SIGALRM);
+	else
+		CHECK(sleeps(pid, pid, &made[0], 1, &made[1]));
+	kill(pid, SIGALRM);
+	UNTIL(atomic_load(&made[2]) == 2);
+	OK(give(id));
+	OK(give(id));
+	JOIN(pid);
 }
 
 /* Descriptors of this process. */

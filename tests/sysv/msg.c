@@ -1066,6 +1066,20 @@ CASE(signal_handler_leaves, "A handler may leave a call that sleeps for good, an
 	JOIN(pid);
 }
 
+static int give_message(int id)
+{
+	return send_text(id, 1, "more", 0);
+}
+
+CASE(signal_handler_forks, "A signal is caught: EINTR, in a child that its handler has forked as in the parent; msgop(2), fork(2)")
+{
+	int id = new_msg();
+	for (int has_thread = 0; has_thread < 2; has_thread++) {
+		fork_in_a_call(call_msgrcv, give_message, id, has_thread);
+		EQUAL(msg_stat(id).msg_qnum, 0);
+	}
+}
+
 /* Many at once */
 
 /* Numbers of messages, by sender and in order. */

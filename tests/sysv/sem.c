@@ -1142,6 +1142,21 @@ CASE(signal_handler_leaves, "A handler may leave a call that sleeps for good, an
 	EQUAL(getval(id, 0), 2);
 }
 
+static int give_semop(int id)
+{
+	return semop1(id, 0, 1, 0);
+}
+
+CASE(signal_handler_forks, "A signal is caught: EINTR, in a child that its handler has forked as in the parent; semop(2), fork(2)")
+{
+	int id = new_sem(1);
+	for (int has_thread = 0; has_thread < 2; has_thread++) {
+		fork_in_a_call(call_semop, give_semop, id, has_thread);
+		EQUAL(ncnt(id, 0), 0);
+		EQUAL(getval(id, 0), 0);
+	}
+}
+
 static int handler_id;
 static void operate(int number)
 {

@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::pipe::PipeFlags;
 
 use crate::here::{self, About, Locked};
-use crate::{credentials, sem, shm};
+use crate::{credentials, sem, shm, sleep};
 
 /// How long a parent waits for its child, which has as long to reach its service.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -80,6 +80,7 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
+    sleep::count_fork();
     here::forget();
     credentials::forget();
     guarded(inherit);

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use isthmus_region::local::LocalBuf;
 use isthmus_region::objects::{Kind, UNLINKED};
-use isthmus_region::signals::{Blocked, Uncancelled, let_go};
+use isthmus_region::signals::{Blocked, Uncancelled};
 use isthmus_sysv::msg::{Limits, Open, Stat, Who, check_flags};
 use isthmus_sysv::{Caller, Ipc, ipc};
 use rustix::io::Errno;
@@ -137,8 +137,9 @@ pub unsafe extern "C" fn msgsnd(
         // SAFETY: bytes that can be read, for which the caller vouches; the call is over before the buffer is.
         let text = unsafe { LocalBuf::new(text, size) };
         let queue = queue(id)?;
-        let sent = queue.send(kind, text, flags, &Program, &mut Signals::new());
-        let_go(queue);
+        let mut signals = Signals::new();
+        let sent = queue.send(kind, text, flags, &Program, &mut signals);
+        signals.let_go(queue);
         sent.map(|()| 0)
     })
 }
@@ -173,8 +174,9 @@ pub unsafe extern "C" fn msgrcv(
             Ok(unsafe { LocalBuf::new(text, len) })
         };
         let queue = queue(id)?;
-        let received = queue.receive(kind, size, &place, flags, &Program, &mut Signals::new());
-        let_go(queue);
+        let mut signals = Signals::new();
+        let received = queue.receive(kind, size, &place, flags, &Program, &mut signals);
+        signals.let_go(queue);
         let (kind, count) = received?;
         // SAFETY: room for a type, which was looked at; maybe at an odd address.
         unsafe { message.cast::<c_long>().write_unaligned(kind) };

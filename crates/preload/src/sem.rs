@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use isthmus_region::objects::{Kind, sysv};
-use isthmus_region::signals::{Allocated, Blocked, Uncancelled, let_go};
+use isthmus_region::signals::{Allocated, Blocked, Uncancelled};
 use isthmus_sysv::caller::{ALTER, READ};
 use isthmus_sysv::sem::{Awaited, MOST, MOST_OF_SET, MOST_OPS, Op, Set, Stat, wanted};
 use isthmus_sysv::{Ipc, ipc};
@@ -161,9 +161,10 @@ fn run(id: c_int, ops: &[Op], limit: Option<Duration>) -> Result<c_int> {
 
 #[cold]
 fn wait(set: Arc<Set>, ops: &[Op], limit: Option<Duration>) -> Result<c_int> {
-    let done = set.operate(ops, &mut Signals::new(), limit);
+    let mut signals = Signals::new();
+    let done = set.operate(ops, &mut signals, limit);
     // It may have been removed, and forgotten by all others.
-    let_go(set);
+    signals.let_go(set);
     done.map(|()| 0)
 }
 

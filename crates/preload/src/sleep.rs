@@ -3,18 +3,32 @@
 //! In a program with several threads the kernel would give signals of the whole process to another one, which has them unblocked,
 //! while it prefers the first thread otherwise. So there a thread sleeps with the mask that it had before, and handlers run in the
 //! middle of the sleep. It has signals blocked for some microseconds before it.
+//!
+//! A handler may fork. The child that returns from it into the sleep is told so by [`GENERATION`]; one that returns into a call which is
+//! awake finds the region gone.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use isthmus_region::shared_by_threads::Count;
-use isthmus_region::signals::{Blocked, Uncancelled};
+use isthmus_region::signals::{Blocked, Uncancelled, let_go};
 use isthmus_sysv::waiting::{Heard, Sleep};
 use rustix::io::Errno;
 
+/// How often this process, and those that it descends from, were forked.
+static GENERATION: Count = Count::new(0);
+
+/// In a forked child.
+pub(crate) fn count_fork() {
+    GENERATION.add(1);
+}
+
 /// The calling thread's sleep.
 pub(crate) struct Signals {
+    /// When the call began.
+    generation: u64,
     /// While all are blocked.
     blocked: Option<Blocked>,
     /// Readable when a signal has come that the program has not blocked (signalfd(2)); made for the first sleep of a wait, and none
@@ -29,7 +43,15 @@ const SET_BYTES: usize = 8;
 
 impl Signals {
     pub(crate) fn new() -> Self {
-        Self { blocked: None, coming: None, uncancelled: None }
+        Self { generation: GENERATION.peek(), blocked: None, coming: None, uncancelled: None }
+    }
+
+    /// At the end of a call, lets go of what it used. A child that a handler has forked has nothing of that.
+    pub(crate) fn let_go<T>(&self, used: Arc<T>) {
+        match self.is_here() {
+            true => let_go(used),
+            false => std::mem::forget(used),
+        }
     }
 
     /// The signals that are blocked for the wait, as the kernel has them. Others come as they do without it.
@@ -122,6 +144,10 @@ impl Sleep for Signals {
             Err(Errno::INTR) => Heard::Handled,
             _ => Heard::Nothing,
         }
+    }
+
+    fn is_here(&self) -> bool {
+        GENERATION.peek() == self.generation
     }
 
     fn is_told(&self) -> bool {

@@ -30,6 +30,10 @@ pub struct Gate {
     has_near: bool,
 }
 
+/// A sleep of the caller's: until a descriptor is readable, or a time is up. Gives whether this still is the process that went to sleep: the
+/// handler of a signal may have forked, and its child have returned here, which has nothing of the region.
+pub type Nap<'a> = dyn FnMut(&[BorrowedFd<'_>], Duration) -> bool + 'a;
+
 /// The deaths that a waiter has taken into account: those counted before it checked who lives.
 #[derive(Debug)]
 pub struct Deaths(Cell<u64>);
@@ -105,13 +109,7 @@ impl Gate {
         self.sleep_at_bell(seen, deaths, limit, &mut poll);
     }
 
-    fn sleep_at_bell(
-        &self,
-        seen: u64,
-        deaths: u64,
-        limit: Duration,
-        sleep: &mut dyn FnMut(&[BorrowedFd<'_>], Duration),
-    ) {
+    fn sleep_at_bell(&self, seen: u64, deaths: u64, limit: Duration, sleep: &mut Nap<'_>) {
         let near = if self.has_near { self.member.near().take() } else { None };
         let watch = self.member.take_watch(self.place);
         // A service that cannot ring: the clock has to do.
@@ -127,7 +125,10 @@ impl Gate {
         if same && self.member.own().deaths().get() == deaths {
             let bells = [near.as_ref().map(|bell| bell.socket.as_fd()), watch.as_ref().map(AsFd::as_fd)];
             let bells: Vec<_> = bells.into_iter().flatten().collect();
-            sleep(&bells, limit);
+            if !sleep(&bells, limit) {
+                // The line is not there. The descriptors are copies of this process's own, and are closed.
+                return;
+            }
         }
         // Of rings that come after this the next sleep ends at once. The service's is looked at where it may have been that.
         let was_near = near.as_ref().is_some_and(near::drain);
@@ -145,14 +146,8 @@ impl Gate {
 
     /// As [`Gate::sleep`], always at descriptors, by a function of the caller's that sleeps until one of them is readable or a time is
     /// up: that of the local service, if that has one, and at a gate with near sleepers the thread's own. For waits that signals
-    /// may end.
-    pub fn sleep_by(
-        &self,
-        seen: u64,
-        known: &Deaths,
-        limit: Duration,
-        sleep: &mut dyn FnMut(&[BorrowedFd<'_>], Duration),
-    ) {
+    /// may end. In a child that its function says has returned from it, nothing is touched after that.
+    pub fn sleep_by(&self, seen: u64, known: &Deaths, limit: Duration, sleep: &mut Nap<'_>) {
         let kind = match self.member.doorbell() {
             Doorbell::Futex => Doorbell::Service,
             other => other,
@@ -202,9 +197,10 @@ impl Gate {
     }
 }
 
-/// Sleeps until one of the descriptors is readable, `limit` is up, or for no reason.
-pub fn poll(bells: &[BorrowedFd<'_>], limit: Duration) {
+/// Sleeps until one of the descriptors is readable, `limit` is up, or for no reason; as a [`Nap`], for threads whose handlers do not fork.
+pub fn poll(bells: &[BorrowedFd<'_>], limit: Duration) -> bool {
     let mut bells: Vec<_> = bells.iter().map(|b| PollFd::from_borrowed_fd(*b, PollFlags::IN)).collect();
     let limit = Timespec::try_from(limit).unwrap_or_default();
     let _ = rustix::event::poll(&mut bells, Some(&limit));
+    true
 }

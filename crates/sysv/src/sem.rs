@@ -538,7 +538,11 @@ impl Set {
             }
             return Ok(Attempt::Blocked(gate, announced));
         };
-        let let_go = || _ = record.take();
+        let let_go = |is_here: bool| match is_here {
+            true => drop(record.take()),
+            // It is the parent's.
+            false => std::mem::forget(record.take()),
+        };
         waiting::until(&mut sleep, &self.learned, waiting::deadline(limit), attempt, let_go)
     }
 
@@ -603,6 +607,10 @@ impl Sleep for Noting<'_> {
 
     fn sleep(&mut self, bells: &[BorrowedFd<'_>], limit: Duration) -> Heard {
         self.sleep.sleep(bells, limit)
+    }
+
+    fn is_here(&self) -> bool {
+        self.sleep.is_here()
     }
 
     fn is_told(&self) -> bool {

@@ -6,7 +6,8 @@
 //! sleeps end there, at the least cost. Signals are that late; where another thread would take them, the thread does not sleep there.
 //! Then it sleeps at a bell of its own and one of the local service, and at what tells of signals, so that none comes unseen between
 //! the look and the sleep. Where the thread is told of them ([`Sleep`]), they are handled once it has let go of all that it has for
-//! its wait: a handler may leave the call for good (siglongjmp(3)).
+//! its wait: a handler may leave the call for good (siglongjmp(3)). It may fork as well, and the child return here: that has nothing of
+//! the region, and after each point where a handler may have run, it touches nothing more, and fails with `EINTR`, as with the kernel.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -24,6 +25,9 @@ pub trait Sleep {
 
     /// Sleeps until one of the descriptors is readable, a signal has come that the thread had not blocked before, or `limit` is up.
     fn sleep(&mut self, bells: &[BorrowedFd<'_>], limit: Duration) -> Heard;
+
+    /// Whether this still is the process that made the call, and not a child that a handler has forked.
+    fn is_here(&self) -> bool;
 
     /// Whether it is told of all signals of the process that come while they are blocked, and no other thread takes them.
     fn is_told(&self) -> bool;
@@ -59,6 +63,10 @@ impl Sleep for Uninterrupted {
         Heard::Nothing
     }
 
+    fn is_here(&self) -> bool {
+        true
+    }
+
     fn is_told(&self) -> bool {
         true
     }
@@ -82,7 +90,7 @@ const DEAF: Duration = Duration::from_millis(1);
 
 /// Tries until there is an outcome. `attempt` gives the gate to wait at and what was seen there if there is none yet; the
 /// gate's word is rung at whenever that may have changed. `let_go` gives back what the attempts have taken for the wait; a later one
-/// may take it again.
+/// may take it again. With false, which is in a child that a handler has forked, it forgets that, and touches nothing of the region.
 ///
 /// # Errors
 /// Those of `attempt`; `EAGAIN` once `until` is over; `EINTR`.
@@ -91,15 +99,18 @@ pub fn until<'a, T>(
     learned: &Learned,
     until: Option<Instant>,
     mut attempt: impl FnMut() -> Result<Attempt<'a, T>>,
-    mut let_go: impl FnMut(),
+    mut let_go: impl FnMut(bool),
 ) -> Result<T> {
     if let Some(done) = awake(learned, until, &mut attempt)? {
         return Ok(done);
     }
     sleep.begin();
-    let done = asleep(sleep, learned, until, &mut attempt, &mut let_go);
+    let done = match sleep.is_here() {
+        true => asleep(sleep, learned, until, &mut attempt, &mut let_go),
+        false => Err(Errno::INTR),
+    };
     // Signals that have come meanwhile are handled at the end.
-    let_go();
+    let_go(sleep.is_here());
     sleep.end();
     done
 }
@@ -143,7 +154,7 @@ fn asleep<'a, T>(
     learned: &Learned,
     until: Option<Instant>,
     attempt: &mut impl FnMut() -> Result<Attempt<'a, T>>,
-    let_go: &mut impl FnMut(),
+    let_go: &mut impl FnMut(bool),
 ) -> Result<T> {
     let mut ended = None;
     let deaf_until = Instant::now() + DEAF;
@@ -168,6 +179,7 @@ fn asleep<'a, T>(
             let mut nap = |bells: &[BorrowedFd<'_>], limit| {
                 slept = true;
                 heard = sleep.sleep(bells, limit);
+                sleep.is_here()
             };
             let Some(known) = &known else {
                 known = Some(gate.deaths());
@@ -180,6 +192,9 @@ fn asleep<'a, T>(
             }
             let begun = Instant::now();
             gate.sleep_by(seen, known, left, &mut nap);
+            if !sleep.is_here() {
+                return Err(Errno::INTR);
+            }
             if slept && gate.word().peek() != seen {
                 learned.slept(begun.elapsed());
             }
@@ -192,9 +207,13 @@ fn asleep<'a, T>(
             Heard::Nothing => false,
             Heard::Handled => true,
             Heard::Pending => {
-                let_go();
+                let_go(true);
                 // One that is ignored, or that another thread has taken meanwhile, ends nothing.
-                sleep.handle()
+                let has_run = sleep.handle();
+                if !sleep.is_here() {
+                    return Err(Errno::INTR);
+                }
+                has_run
             }
         };
         if is_handled {

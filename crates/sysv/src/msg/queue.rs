@@ -374,7 +374,7 @@ impl Queue {
             if learned.must_recheck() {
                 learned.set_scarce(self.member.is_crowded());
             }
-            return waiting::until(sleep, learned, None, once, || ());
+            return waiting::until(sleep, learned, None, once, |_| ());
         };
         loop {
             match once()? {
