@@ -3,7 +3,9 @@
 #include "check.h"
 #include "leave.h"
 
+#include <sys/ptrace.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 
 static int semopm(void)
 {
@@ -1801,6 +1803,76 @@ CASE(thread_cancelled, "semop is no point of cancellation, nor are those that ma
 		_exit(0);
 	}
 	JOIN(pid);
+}
+
+/* The number of the call that a handler repeats. */
+static void repeat(int number)
+{
+	(void)number;
+	semop1(-1, 0, 1, 0);
+}
+
+/*
+ * A process makes its first call, and after so many instructions there is a signal whose handler makes it, too: -1 if the process does not end.
+ * With -1 there is none; gives how many instructions there are.
+ */
+static long interrupt_first_call(long after)
+{
+	int status;
+	/* Past handlers of pthread_atfork(3), for which that would not be the first call. */
+	pid_t pid = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+	if (pid == 0) {
+		signal(SIGUSR1, repeat);
+		if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) == -1)
+			_exit(77);
+		kill(getpid(), SIGSTOP);
+		semop1(-1, 0, 1, 0);
+		_exit(0);
+	}
+	long steps = 0;
+	for (waitpid(pid, &status, 0); WIFSTOPPED(status) && steps != after; steps++) {
+		ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL);
+		waitpid(pid, &status, 0);
+	}
+	if (!WIFSTOPPED(status))
+		return WIFEXITED(status) && WEXITSTATUS(status) == 77 ? -2 : steps;
+	ptrace(PTRACE_CONT, pid, NULL, (void *)SIGUSR1);
+	for (double start = now(); now() - start < 5;) {
+		if (waitpid(pid, &status, WNOHANG) == pid)
+			return steps;
+		pause_us(100);
+	}
+	kill(pid, SIGKILL);
+	waitpid(pid, &status, 0);
+	return -1;
+}
+
+/* Before any call of the process, of which fork() may be one. */
+__attribute__((constructor)) static void interrupt_first_calls(int argc, char **argv)
+{
+	if (argc != 2 || strcmp(argv[1], "--first-call"))
+		return;
+	long all = interrupt_first_call(-1);
+	if (all < 0)
+		_exit(77);
+	for (long after = 0; after < all; after += 5)
+		if (interrupt_first_call(after) == -1)
+			_exit(1);
+	_exit(0);
+}
+
+CASE(thread_interrupted_first, "A handler that interrupts a process's first call may make one; svipc(7)")
+{
+	LIMIT(60);
+	pid_t pid = child();
+	if (pid == 0) {
+		execl("/proc/self/exe", "sem", "--first-call", NULL);
+		_exit(2);
+	}
+	int status = status_of(pid);
+	if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+		SKIP("no process may be traced here");
+	EQUAL(status, 0);
 }
 
 /* What a thread allocates or frees in its calls with signals open: the handler of one that comes then must not make calls. */

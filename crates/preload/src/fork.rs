@@ -55,6 +55,7 @@ pub(crate) fn watch() {
 }
 
 extern "C" fn start() {
+    crate::keep_quiet();
     watch();
 }
 
@@ -66,7 +67,7 @@ static START: extern "C" fn() = start;
 /// back what they have.
 fn guarded(body: impl FnOnce()) {
     let _uncancelled = Uncancelled::new();
-    isthmus_cabi::keep_quiet();
+    crate::keep_quiet();
     let report = |said: &str| here::say(About::Fault, &format!("a fork failed inside the library: {said}"));
     isthmus_cabi::guard(&Poison::new(), (), report, body);
 }

@@ -22,6 +22,7 @@ mod sleep;
 use std::ffi::{c_int, c_long};
 
 use isthmus_cabi::Poison;
+use isthmus_region::shared_by_threads::Flag;
 use isthmus_region::signals::{Blocked, Uncancelled};
 use rustix::io::Errno;
 
@@ -29,9 +30,20 @@ type Result<T> = std::result::Result<T, Errno>;
 
 static POISON: Poison = Poison::new();
 
+/// Has panics be kept for a report. Called when this library is loaded, too, which comes later than the first call of a library that is
+/// loaded before it. It is done once, with all signals blocked: a handler that came in the middle and made a call would wait for itself.
+fn keep_quiet() {
+    static IS_QUIET: Flag = Flag::new(false);
+    if !IS_QUIET.is_set() {
+        let _blocked = Blocked::new();
+        isthmus_cabi::keep_quiet();
+        IS_QUIET.set();
+    }
+}
+
 /// Runs a call's body; sets errno and gives -1 if it fails. A panic is `EIO`, then and ever after.
 fn answer<T: From<i8>>(body: impl FnOnce() -> Result<T>) -> T {
-    isthmus_cabi::keep_quiet();
+    keep_quiet();
     let report =
         |said: &str| here::say(here::About::Fault, &format!("a call failed inside the library: {said}"));
     let done = isthmus_cabi::guard(&POISON, Err(Errno::IO), report, body);
