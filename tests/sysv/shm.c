@@ -2,6 +2,7 @@
 /* Shared memory segments: what shmget(2), shmop(2) and shmctl(2) say of them. Rights are in key.c. */
 #include "check.h"
 
+#include <fcntl.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 
@@ -930,6 +931,40 @@ CASE(fork_without_environment, "After a fork the child inherits the attached seg
 	OK(chdir("/"));
 	OK(setenv("ISTHMUS_SOCKET", "/nowhere", 1));
 	inherits(at, id);
+}
+
+static void inherits_for(char *at, int id, int generations)
+{
+	inherits(at, id);
+	if (generations == 0)
+		return;
+	pid_t pid = child();
+	if (pid == 0) {
+		inherits_for(at, id, generations - 1);
+		_exit(0);
+	}
+	JOIN(pid);
+}
+
+CASE(fork_without_descriptors, "After a fork the child inherits the attached segments, with no descriptor left; shmop(2), getrlimit(2)")
+{
+	LIMIT(30);
+	int id = new_shm(PAGE), last = -1;
+	for (int left = 0; left < 6; left++) {
+		pid_t pid = child();
+		if (pid == 0) {
+			char *at = attach(id);
+			OK(setrlimit(RLIMIT_NOFILE, &(struct rlimit){64, 64}));
+			for (int fd; (fd = open("/dev/null", O_RDONLY)) != -1;)
+				last = fd;
+			for (int i = 0; i < left; i++)
+				close(last - i);
+			inherits_for(at, id, 3);
+			_exit(0);
+		}
+		JOIN(pid);
+	}
+	EQUAL(nattch(id), 0);
 }
 
 CASE(users_fork_in_another_root, "After a fork the child inherits the attached segments, in whatever root; shmop(2), chroot(2)")

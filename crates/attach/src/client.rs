@@ -53,7 +53,7 @@ pub fn connect_at(path: &Path) -> Result<Arc<Member>> {
         name: name.unwrap_or_default(),
         image: isthmus_region::image::image(),
     };
-    let (reply, fds) = connection.ask(&hello, Some(&pidfd))?;
+    let (reply, fds) = connection.ask(&hello, Some(pidfd))?;
     let welcome = match reply {
         Reply::Welcome(welcome) => welcome,
         Reply::Refused { code, text } => return Err(Error::Refused { code, text }),

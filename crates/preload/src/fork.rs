@@ -4,6 +4,9 @@
 //! counted twice, as the kernel counts them. The child says so by closing its end of a pipe, which its death does, too; so nothing
 //! has to be taken back from a child that never came that far. While the parent waits it has its segments attached, so none of them
 //! can go; if it is killed in its wait, the child finds out by asking whether they are still there.
+//!
+//! A program that forks may have as many descriptors as it may. So two are kept for the pipe; the child closes them, or the end of the pipe
+//! that it has no use for, and its parent's connection, before it attaches, for which it needs two at a time.
 
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;
@@ -92,19 +95,37 @@ fn take() -> Option<Fork> {
 }
 
 fn prepare() {
-    let state = here::lock();
-    let has_any = state.as_ref().is_some_and(|s| !s.mapped.is_empty());
-    let ends = has_any.then(|| rustix::pipe::pipe_with(PipeFlags::CLOEXEC).ok()).flatten();
+    let mut state = here::lock();
+    let pipe = || rustix::pipe::pipe_with(PipeFlags::CLOEXEC).ok();
+    let ends = state.as_mut().filter(|state| !state.mapped.is_empty()).and_then(|state| {
+        pipe().or_else(|| {
+            state.give_spare();
+            pipe()
+        })
+    });
     FORK.with(|fork| *fork.borrow_mut() = ManuallyDrop::new(Some(Fork { state, ends })));
+}
+
+/// Keeps descriptors for the next fork.
+fn keep_spare(state: &mut Locked) {
+    if let Some(state) = state.as_mut().filter(|state| !state.mapped.is_empty()) {
+        state.keep_spare();
+    }
 }
 
 fn wait_for_child() {
     let Some(fork) = take() else { return };
-    let Fork { state: _state, ends } = fork;
-    let Some((read, write)) = ends else { return };
-    drop(write);
+    let Fork { mut state, ends } = fork;
+    if let Some((read, write)) = ends {
+        drop(write);
+        wait_for_end(&read);
+    }
+    keep_spare(&mut state);
+}
+
+/// Waits until nobody has the other end any more. Nothing is ever written to that.
+fn wait_for_end(read: &OwnedFd) {
     let until = Instant::now() + PATIENCE;
-    // Readable means closed: nothing is ever written.
     while Instant::now() < until {
         let left = Timespec::try_from(until.saturating_duration_since(Instant::now())).unwrap_or_default();
         let mut poll = [PollFd::from_borrowed_fd(read.as_fd(), PollFlags::IN)];
@@ -117,8 +138,11 @@ fn wait_for_child() {
 
 fn inherit() {
     sem::forget();
-    let Some(mut fork) = take() else { return };
-    if let Some(state) = fork.state.as_mut().filter(|s| !s.mapped.is_empty()) {
+    let Some(fork) = take() else { return };
+    let Fork { mut state, ends } = fork;
+    let write = ends.map(|(_read, write)| write);
+    if let Some(state) = state.as_mut().filter(|s| !s.mapped.is_empty()) {
+        state.give_spare();
         // Else the region itself could come to lie where the program has a segment.
         let kept = shm::reserve(state);
         match here::attach(state) {
@@ -126,6 +150,7 @@ fn inherit() {
             Err(_) => shm::lose_all(state),
         }
     }
-    // The ends are closed here, which lets the parent go on.
-    drop(fork.ends);
+    // The end is closed here, which lets the parent go on.
+    drop(write);
+    keep_spare(&mut state);
 }

@@ -27,6 +27,8 @@ pub(crate) struct State {
     region: Option<Uuid>,
     /// Where the service was found; a forked child looks nowhere else.
     place: Option<Place>,
+    /// Descriptors that a fork may take the numbers of.
+    spare: Vec<Kept>,
     /// The user and group by which objects are made, as the service knows them.
     user: (u32, u32),
 }
@@ -51,6 +53,7 @@ pub(crate) fn lock() -> Locked {
         files: HashMap::new(),
         region: None,
         place: None,
+        spare: Vec::new(),
         user: (0, 0),
     });
     state
@@ -194,7 +197,25 @@ pub(crate) fn is_attached() -> bool {
     current().is_some()
 }
 
+/// Descriptors that a fork needs which hands segments on: those of a pipe. The child attaches with those that it can close.
+const SPARE: usize = 2;
+
 impl State {
+    /// Keeps descriptors for the next fork, at which the program may be at its limit.
+    pub(crate) fn keep_spare(&mut self) {
+        self.spare.retain(Kept::is_there);
+        while self.spare.len() < SPARE
+            && let Some(spare) = self.place.as_ref().and_then(Place::spare)
+        {
+            self.spare.push(Kept::new(spare));
+        }
+    }
+
+    /// Closes them.
+    pub(crate) fn give_spare(&mut self) {
+        self.spare.clear();
+    }
+
     /// A descriptor of a file of the region.
     pub(crate) fn file(&mut self, ipc: &Ipc, index: u32) -> Result<Arc<Kept>> {
         if let Some(file) = self.files.get(&index).filter(|file| file.is_there()) {

@@ -132,6 +132,7 @@ fn attach(id: i32, address: usize, flags: i32) -> Result<usize> {
                 forget_under(state, ipc, address, usize::try_from(what.mapped()).unwrap_or(0));
             }
             state.mapped.push(Mapped { address, protection, what, span, file, is_cut: false });
+            state.keep_spare();
             Ok(address)
         }
         Err(e) => {

@@ -63,8 +63,9 @@ impl Connection {
         })
     }
 
-    /// Sends a request and waits for its reply.
-    pub(super) fn ask(&mut self, request: &Request, fd: Option<&OwnedFd>) -> Result<(Reply, Vec<OwnedFd>)> {
+    /// Sends a request and waits for its reply. A descriptor is sent along, and closed: more may come with the reply, and the process be at
+    /// its limit.
+    pub(super) fn ask(&mut self, request: &Request, fd: Option<OwnedFd>) -> Result<(Reply, Vec<OwnedFd>)> {
         self.ask_until(request, fd, Instant::now() + self.patience)
     }
 
@@ -80,7 +81,7 @@ impl Connection {
     fn ask_until(
         &mut self,
         request: &Request,
-        fd: Option<&OwnedFd>,
+        fd: Option<OwnedFd>,
         deadline: Instant,
     ) -> Result<(Reply, Vec<OwnedFd>)> {
         if let Request::Grow { bytes } = request
@@ -88,7 +89,8 @@ impl Connection {
         {
             return Ok((Reply::Extent(extent), Vec::new()));
         }
-        self.send(request, fd)?;
+        self.send(request, fd.as_ref())?;
+        drop(fd);
         let answer = self.receive(self.sequence, deadline);
         if let (Request::Grow { .. }, Err(Error::TimedOut { .. })) = (request, &answer) {
             self.grows.push(self.sequence);

@@ -1,7 +1,7 @@
 //! Where the service listens, as a process has found it once: there it finds it again, whatever has become of its environment, its
 //! directory and its root since.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -54,6 +54,12 @@ impl Place {
         }
     }
 
+    /// A descriptor that is of no use but to be closed, for what the process needs one for when it may have no more.
+    pub fn spare(&self) -> Option<OwnedFd> {
+        let socket = self.socket.as_ref().filter(|socket| socket.is_there())?;
+        rustix::io::fcntl_dupfd_cloexec(socket, 0).ok()
+    }
+
     /// Whether the path still leads there.
     fn leads_to(&self, socket: &Kept) -> bool {
         let found = rustix::fs::stat(&self.path).ok().map(|stat| (stat.st_dev, stat.st_ino));
@@ -68,7 +74,7 @@ mod tests {
     use super::*;
 
     /// Whether a connection came to this socket; the answer to it is none, so [`Place::connect`] fails.
-    fn has_come(listener: &rustix::fd::OwnedFd) -> bool {
+    fn has_come(listener: &OwnedFd) -> bool {
         rustix::net::accept(listener).is_ok()
     }
 
@@ -77,7 +83,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (path, elsewhere) = (dir.path().join("socket"), dir.path().join("elsewhere"));
         let listen = |path: &Path| socket::listen(path, SocketType::SEQPACKET, 0o600, None).unwrap();
-        let attempt = |place: &Place, listener: &rustix::fd::OwnedFd| {
+        let attempt = |place: &Place, listener: &OwnedFd| {
             std::thread::scope(|scope| {
                 let come = scope.spawn(|| place.connect());
                 let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
