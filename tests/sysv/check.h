@@ -10,7 +10,7 @@
  *
  * Patterns are those of a shell; -x leaves cases out. Cases whose names begin with `users_` need root, and those that begin
  * with `limit_` low limits. What other implementations may refuse has names of its own: `exec_` (SHM_EXEC), `hugetlb_`, `lock_`
- * (SHM_LOCK), `copy_` (MSG_COPY) and `hardlink_` (keys of hard links). peer.h tells of --peers and --serve.
+ * (SHM_LOCK), `copy_` (MSG_COPY), `protect_` (mprotect() of SHM_RDONLY) and `hardlink_` (keys of hard links). peer.h tells of --peers and --serve.
  *
  * Each case is a process of its own, leads its process group, and has a limit of time. The environment variable
  * SYSV_TEST_SCALE multiplies limits and pauses, for machines that are slow. The parent kills what is left of the group, and

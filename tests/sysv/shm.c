@@ -518,6 +518,24 @@ CASE(at_read_only, "SHM_RDONLY: attach the segment for read-only access; shmop(2
 	EQUAL(at[0], 0);
 }
 
+CASE(protect_read_only, "EACCES: the memory cannot be given the access, as that of a file which is open for reading; shmop(2), mprotect(2)")
+{
+	int id = new_shm(2 * PAGE);
+	char *at = attach(id), *constant = OK((char *)shmat(id, NULL, SHM_RDONLY));
+	FAILS(mprotect(constant, PAGE, PROT_READ | PROT_WRITE), EACCES);
+	pid_t pid = child();
+	if (pid == 0) {
+		FAILS(mprotect(constant, 2 * PAGE, PROT_READ | PROT_WRITE), EACCES);
+		CHECK(readable(constant) && !writable(constant));
+		OK(mprotect(at, PAGE, PROT_READ));
+		OK(mprotect(at, PAGE, PROT_READ | PROT_WRITE));
+		at[1] = 'w';
+		EQUAL(constant[1], 'w');
+		_exit(0);
+	}
+	JOIN(pid);
+}
+
 CASE(at_more_than_once, "The same segment may be attached as read and read-write, and more than once; shmop(2)")
 {
 	int id = new_shm(PAGE);

@@ -1,6 +1,7 @@
 //! This process's attachment.
 
 use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use isthmus_attach::client::Place;
@@ -12,6 +13,7 @@ use isthmus_region::member::Member;
 use isthmus_region::shared_by_threads::Count;
 use isthmus_region::signals::{self, Guarded, Uncancelled};
 use isthmus_sysv::Ipc;
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::shm::Mapped;
@@ -21,8 +23,8 @@ use crate::{Result, credentials};
 pub(crate) struct State {
     /// Segments that are attached here.
     pub(crate) mapped: Vec<Mapped>,
-    /// Descriptors of the region's files, for mapping segments.
-    files: HashMap<u32, Arc<Kept>>,
+    /// Descriptors of the region's files, for mapping segments: for reading and writing, and for reading alone.
+    files: HashMap<(u32, For), Arc<Kept>>,
     /// The region that all this is of. A service that comes where another one has ended has another one.
     region: Option<Uuid>,
     /// Where the service was found; a forked child looks nowhere else.
@@ -216,15 +218,43 @@ impl State {
         self.spare.clear();
     }
 
-    /// A descriptor of a file of the region.
-    pub(crate) fn file(&mut self, ipc: &Ipc, index: u32) -> Result<Arc<Kept>> {
-        if let Some(file) = self.files.get(&index).filter(|file| file.is_there()) {
+    /// A descriptor of a file of the region. What is mapped by one for reading stays so, whatever the program asks of mprotect(2).
+    pub(crate) fn file(&mut self, ipc: &Ipc, index: u32, how: For) -> Result<Arc<Kept>> {
+        if let Some(file) = self.files.get(&(index, how)).filter(|file| file.is_there()) {
             return Ok(Arc::clone(file));
         }
-        let file = Arc::new(Kept::new(ipc.member().service().file(index).map_err(|_| Errno::NOMEM)?));
-        self.files.insert(index, Arc::clone(&file));
+        let file = match how {
+            For::Writing => ipc.member().service().file(index).map_err(|_| Errno::NOMEM)?,
+            For::Reading => {
+                let writing = self.file(ipc, index, For::Writing)?;
+                match for_reading(&writing) {
+                    Some(file) => file,
+                    None => return Ok(writing),
+                }
+            }
+        };
+        let file = Arc::new(Kept::new(file));
+        self.files.insert((index, how), Arc::clone(&file));
         Ok(file)
     }
+}
+
+/// What a file of the region is mapped for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum For {
+    Reading,
+    Writing,
+}
+
+/// Opens a file once more, for reading alone. None for a device, which may not be opened, and each of whose open files is another one; nor
+/// where there is no `/proc`.
+fn for_reading(file: &Kept) -> Option<OwnedFd> {
+    let stat = rustix::fs::fstat(file).ok()?;
+    if !FileType::from_raw_mode(stat.st_mode).is_file() {
+        return None;
+    }
+    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
 }
 
 /// Says why nothing could be made: there was no room, or else this process may make nothing.

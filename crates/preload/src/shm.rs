@@ -11,7 +11,7 @@ use isthmus_sysv::{Ipc, ipc};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::here::State;
+use crate::here::{For, State};
 use crate::{Result, answer_blocked, credentials, here, int, kernel, keys, memory};
 
 /// `SHM_RND`, `SHM_REMAP`.
@@ -117,7 +117,7 @@ fn attach(id: i32, address: usize, flags: i32) -> Result<usize> {
     let mut state = here::lock();
     let Some(state) = state.as_mut() else { return Err(Errno::IO) };
     let what = ipc.attach(id, flags, &caller)?;
-    let file = state.file(ipc, what.file);
+    let file = state.file(ipc, what.file, needed_for(protection));
     let place = match (address, flags & REMAP) {
         (0, _) => Place::Any,
         (_, 0) => Place::Free,
@@ -140,6 +140,11 @@ fn attach(id: i32, address: usize, flags: i32) -> Result<usize> {
             Err(e)
         }
     }
+}
+
+/// What a file is to be open for to be mapped so.
+fn needed_for(protection: ProtFlags) -> For {
+    if protection.contains(ProtFlags::WRITE) { For::Writing } else { For::Reading }
 }
 
 /// Maps a segment's pages: gives their address, and what was mapped.
@@ -333,7 +338,9 @@ pub(crate) fn inherit(state: &mut State, kept: &[bool], ipc: &Ipc) {
         let is_there = ipc.inherit(&segment.what);
         // In the parent's order, so that one which lies over a part of another does so here.
         let place = if *is_kept { Place::Reserved } else { Place::Free };
-        let file = is_there.then(|| state.file(ipc, segment.what.file).ok()).flatten();
+        let file = is_there
+            .then(|| state.file(ipc, segment.what.file, needed_for(segment.protection)).ok())
+            .flatten();
         let again = file.and_then(|file| {
             map(&segment.what, segment.address, place, segment.protection, file.as_fd()).ok()
         });
