@@ -3,6 +3,8 @@
 #include "check.h"
 #include "leave.h"
 
+#include <sys/syscall.h>
+
 #define LARGEST 16384
 
 struct message {
@@ -1077,6 +1079,56 @@ CASE(signal_handler_forks, "A signal is caught: EINTR, in a child that its handl
 	for (int has_thread = 0; has_thread < 2; has_thread++) {
 		fork_in_a_call(call_msgrcv, give_message, id, has_thread);
 		EQUAL(msg_stat(id).msg_qnum, 0);
+	}
+}
+
+/* What cannot go on in a queue of the kernel's, whatever implements the calls of this program. */
+struct cancelled {
+	int id;
+	bool sends;
+	atomic_int tid, has_cleaned;
+};
+
+static void clean(void *arg)
+{
+	atomic_fetch_add(&((struct cancelled *)arg)->has_cleaned, 1);
+}
+
+static void *call_of_kernel(void *arg)
+{
+	struct cancelled *c = arg;
+	struct {
+		long type;
+		char text[1000];
+	} message = {.type = 1};
+	pthread_cleanup_push(clean, c);
+	atomic_store(&c->tid, gettid());
+	if (c->sends)
+		for (;;)
+			msgsnd(c->id, &message, sizeof message.text, 0);
+	msgrcv(c->id, &message, sizeof message.text, 0, 0);
+	pthread_cleanup_pop(0);
+	return arg;
+}
+
+CASE(kernel_cancelled, "msgsnd and msgrcv are points of cancellation, at queues of the kernel; pthreads(7)")
+{
+	for (int sends = 0; sends < 2; sends++) {
+		static struct cancelled c;
+		pthread_t thread;
+		void *answer = NULL;
+		struct timespec until;
+		c = (struct cancelled){.id = OK(syscall(SYS_msgget, IPC_PRIVATE, 0600)), .sends = sends};
+		CHECK(pthread_create(&thread, NULL, call_of_kernel, &c) == 0);
+		UNTIL(atomic_load(&c.tid) && state_of(getpid(), atomic_load(&c.tid)) == 'S');
+		pthread_cancel(thread);
+		clock_gettime(CLOCK_REALTIME, &until);
+		until.tv_sec += 3 * scale;
+		int joined = pthread_timedjoin_np(thread, &answer, &until);
+		syscall(SYS_msgctl, c.id, IPC_RMID, NULL);
+		EQUAL(joined, 0);
+		CHECK(answer == PTHREAD_CANCELED);
+		EQUAL(atomic_load(&c.has_cleaned), 1);
 	}
 }
 

@@ -50,7 +50,7 @@ pub(crate) fn forget() {
 }
 
 /// The address of the next definition of a symbol: libc's own.
-fn next(name: &CStr) -> usize {
+pub(crate) fn next(name: &CStr) -> usize {
     // SAFETY: a name that ends in a zero.
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }.expose_provenance()
 }

@@ -59,6 +59,7 @@ pub(crate) fn watch() {
 
 extern "C" fn start() {
     crate::keep_quiet();
+    crate::msg::find_own();
     watch();
 }
 

@@ -6,11 +6,13 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use isthmus_region::local::LocalBuf;
 use isthmus_region::objects::{Kind, UNLINKED};
+use isthmus_region::shared_by_threads::Count;
 use isthmus_region::signals::{Blocked, Uncancelled};
 use isthmus_sysv::msg::{Limits, Open, Stat, Who, check_flags};
 use isthmus_sysv::{Caller, Ipc, ipc};
 use rustix::io::Errno;
 
+use crate::credentials::next;
 use crate::shm::{by_index, highest, number, permissions, seconds};
 use crate::sleep::Signals;
 use crate::{Result, answer, answer_blocked, credentials, here, int, kernel, keys, memory};
@@ -110,17 +112,71 @@ pub extern "C" fn msgget(key: libc::key_t, flags: c_int) -> c_int {
     })
 }
 
+/// Libc's own calls, for queues of the kernel's: they are points of cancellation, where pthread_cancel(3) unwinds the thread. It may unwind
+/// a frame of ours that has nothing to drop, in a function that says so (`C-unwind`); not one that catches panics, as [`answer`] does. Such a
+/// frame makes the call, and nothing else.
+struct Own {
+    send: Count,
+    receive: Count,
+}
+
+static OWN: Own = Own { send: Count::new(0), receive: Count::new(0) };
+
+type Send = unsafe extern "C-unwind" fn(c_int, *const c_void, libc::size_t, c_int) -> c_int;
+type Receive = unsafe extern "C-unwind" fn(c_int, *mut c_void, libc::size_t, c_long, c_int) -> libc::ssize_t;
+
+impl Own {
+    /// The addresses, as soon as they are looked up, when this library is loaded; or at a call of a library that is loaded before.
+    #[cold]
+    fn find(&self) {
+        let _blocked = Blocked::new();
+        self.send.set(next(c"msgsnd") as u64);
+        self.receive.set(next(c"msgrcv") as u64);
+    }
+
+    fn address(&self, of: &Count) -> *const () {
+        if of.get() == 0 {
+            self.find();
+        }
+        std::ptr::with_exposed_provenance(usize::try_from(of.get()).unwrap_or(0))
+    }
+}
+
+/// Looks libc's own calls up.
+pub(crate) fn find_own() {
+    OWN.find();
+}
+
 /// msgsnd(2).
 ///
 /// # Safety
 /// `message` is a type and `size` bytes that can be read.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn msgsnd(
+pub unsafe extern "C-unwind" fn msgsnd(
     id: c_int,
     message: *const c_void,
     size: libc::size_t,
     flags: c_int,
 ) -> c_int {
+    if !ipc::is_ours(id) {
+        let own = OWN.address(&OWN.send);
+        if !own.is_null() {
+            // SAFETY: libc's function of this name has this type.
+            let own = unsafe { std::mem::transmute::<*const (), Send>(own) };
+            // SAFETY: the caller's arguments, for which it vouches.
+            return unsafe { own(id, message, size, flags) };
+        }
+    }
+    // SAFETY: the caller vouches for the message.
+    unsafe { send(id, message, size, flags) }
+}
+
+/// As [`msgsnd`], with panics caught: in a frame of its own, which is not unwound by others.
+///
+/// # Safety
+/// As there.
+#[inline(never)]
+unsafe fn send(id: c_int, message: *const c_void, size: libc::size_t, flags: c_int) -> c_int {
     answer(|| {
         if !keys::is_our_id(id) {
             // SAFETY: numbers, and a message for which the caller vouches.
@@ -149,7 +205,32 @@ pub unsafe extern "C" fn msgsnd(
 /// # Safety
 /// `message` has room for a type and `size` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn msgrcv(
+pub unsafe extern "C-unwind" fn msgrcv(
+    id: c_int,
+    message: *mut c_void,
+    size: libc::size_t,
+    kind: c_long,
+    flags: c_int,
+) -> libc::ssize_t {
+    if !ipc::is_ours(id) {
+        let own = OWN.address(&OWN.receive);
+        if !own.is_null() {
+            // SAFETY: libc's function of this name has this type.
+            let own = unsafe { std::mem::transmute::<*const (), Receive>(own) };
+            // SAFETY: the caller's arguments, for which it vouches.
+            return unsafe { own(id, message, size, kind, flags) };
+        }
+    }
+    // SAFETY: the caller vouches for the room.
+    unsafe { receive(id, message, size, kind, flags) }
+}
+
+/// As [`msgrcv`], likewise.
+///
+/// # Safety
+/// As there.
+#[inline(never)]
+unsafe fn receive(
     id: c_int,
     message: *mut c_void,
     size: libc::size_t,
