@@ -33,7 +33,7 @@ use crate::spec::{ExitCode, Launcher, Net, RunSpec};
 use crate::starting::Starting;
 use crate::stats::{self, Stats};
 use crate::switch;
-use crate::{descriptors, pass, rundir, terminal};
+use crate::{descriptors, named, pass, rundir, terminal};
 
 /// The parts of a run that are not decided here.
 pub struct Platform {
@@ -177,7 +177,7 @@ impl Run<'_> {
             if let Some(file) = &spec.stats {
                 // Figures that cannot be written do not change the job's outcome.
                 let around = Stats { accel, boot_s, net_bytes };
-                if let Err(e) = around.write(file, &service.counters()) {
+                if let Err(e) = around.write(file, &parts.writable, &service.counters()) {
                     tell!("{}", e.line());
                 }
             }
@@ -195,8 +195,12 @@ impl Run<'_> {
         };
         let preload = spec.preload()?;
         let writable = writable_directories(spec)?;
+        if let Some(file) = spec.stats.as_ref().filter(|_| !writable.is_empty()) {
+            named::may_write_beside(file, &writable)
+                .map_err(|e| Error::Usage(format!("--stats {}: {e}", file.display())))?;
+        }
         let begin = Instant::now();
-        Ok((mpi, preload, begin, self.start_parts(&writable)?))
+        Ok((mpi, preload, begin, self.start_parts(writable)?))
     }
 
     /// The launcher of the MPI, which will start for this user.

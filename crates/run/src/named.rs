@@ -9,7 +9,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use isthmus_region::room;
-use rustix::fs::{Access, access};
+use isthmus_vm::places::Place;
+use rustix::fs::{Access, OFlags, access};
 
 /// Whether `file` can be written, or made where it is; nothing is changed.
 ///
@@ -37,7 +38,7 @@ pub fn may_write(file: &Path) -> io::Result<()> {
 /// Why not.
 pub fn write(file: &Path, text: &str) -> io::Result<()> {
     let was_there = fs::symlink_metadata(file).is_ok();
-    let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
+    let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
     let mut options = fs::OpenOptions::new();
     options.write(true).create(true).truncate(true).custom_flags(flags);
     let mut open = options.open(file).map_err(|e| match e.raw_os_error() {
@@ -48,6 +49,47 @@ pub fn write(file: &Path, text: &str) -> io::Result<()> {
     })?;
     open.write_all(text.as_bytes()).map_err(|e| {
         room::give_up(&open, file, was_there);
+        room::told(e, file)
+    })
+}
+
+fn as_io(error: isthmus_vm::Error) -> io::Error {
+    match error {
+        isthmus_vm::Error::Io { source, .. } => source,
+        other => io::Error::new(io::ErrorKind::InvalidInput, other),
+    }
+}
+
+/// Whether [`write_beside`] would write `file`; nothing is changed.
+///
+/// # Errors
+/// Why not.
+pub fn may_write_beside(file: &Path, shares: &[PathBuf]) -> io::Result<()> {
+    let place = Place::find(file, shares, false).map_err(as_io)?;
+    if place.is_shared() { place.check().map_err(as_io) } else { Ok(()) }
+}
+
+/// As [`write`], beside VMs that write the directories `shares`. What lies in one of these is written if it is a regular file, and no
+/// link that lies there is followed, whatever the VMs have made of it meanwhile.
+///
+/// # Errors
+/// Why not.
+pub fn write_beside(file: &Path, shares: &[PathBuf], text: &str) -> io::Result<()> {
+    if shares.is_empty() {
+        return write(file, text);
+    }
+    let place = Place::find(file, shares, false).map_err(as_io)?;
+    if !place.is_shared() {
+        return write(file, text);
+    }
+    let (mut open, is_new) = place.open(OFlags::WRONLY).map_err(|e| room::told(as_io(e), file))?;
+    let written = open.set_len(0).and_then(|()| open.write_all(text.as_bytes()));
+    written.map_err(|e| {
+        // The error that led here is what counts.
+        let _ = open.set_len(0);
+        if is_new {
+            place.remove();
+        }
         room::told(e, file)
     })
 }
@@ -238,6 +280,42 @@ mod tests {
         write(&plain, "longer").unwrap();
         write(&plain, "short").unwrap();
         assert_eq!(fs::read_to_string(plain).unwrap(), "short");
+    }
+
+    #[test]
+    fn what_vms_have_put_in_a_files_place_is_left_alone() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("share/sub")).unwrap();
+        fs::write(at("users"), "the user's").unwrap();
+        fs::create_dir(at("home")).unwrap();
+        let shares = [at("share")];
+        let write = |name: &str| write_beside(&at(name), &shares, "figures");
+        for good in ["share/stats", "share/sub/stats", "stats"] {
+            may_write_beside(&at(good), &shares).unwrap();
+            fs::write(at(good), "longer than that").unwrap();
+            write(good).unwrap();
+            assert_eq!(fs::read_to_string(at(good)).unwrap(), "figures");
+            fs::remove_file(at(good)).unwrap();
+            write(good).unwrap();
+        }
+        fs::remove_file(at("share/stats")).unwrap();
+        symlink("../users", at("share/stats")).unwrap();
+        fs::rename(at("share/sub"), at("share/other")).unwrap();
+        symlink("../home", at("share/sub")).unwrap();
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, at("share/pipe"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        for bad in ["share/stats", "share/sub/stats", "share/pipe", "share/none/stats"] {
+            assert!(write(bad).is_err() && may_write_beside(&at(bad), &shares).is_err(), "{bad}");
+        }
+        assert_eq!(fs::read_to_string(at("users")).unwrap(), "the user's");
+        assert!(fs::read_dir(at("home")).unwrap().next().is_none());
+        // Elsewhere links are the user's, and pipes have readers.
+        symlink("home/stats", at("link")).unwrap();
+        write("link").unwrap();
+        assert_eq!(fs::read_to_string(at("home/stats")).unwrap(), "figures");
+        write_beside(Path::new("/dev/null"), &shares, "figures").unwrap();
     }
 
     #[test]

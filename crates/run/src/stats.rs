@@ -1,7 +1,7 @@
 //! What `--stats` reports of a run: the service's counters, and what is known beside them.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::machines::Machine;
@@ -32,8 +32,8 @@ pub(crate) struct Stats {
 }
 
 impl Stats {
-    /// Writes them, with the service's counters, into `file`.
-    pub(crate) fn write(&self, file: &Path, counters: &str) -> Result<()> {
+    /// Writes them, with the service's counters, into `file`. VMs may write the directories `shares`.
+    pub(crate) fn write(&self, file: &Path, shares: &[PathBuf], counters: &str) -> Result<()> {
         let broken = |e: serde_json::Error| Error::Broken(format!("the service's counters are no JSON: {e}"));
         let mut stats: serde_json::Map<String, serde_json::Value> =
             serde_json::from_str(counters).map_err(broken)?;
@@ -41,7 +41,7 @@ impl Stats {
         stats.insert("boot_s".into(), self.boot_s.into());
         stats.insert("net_bytes".into(), self.net_bytes.into());
         let text = serde_json::to_string(&stats).map_err(broken)?;
-        crate::named::write(file, &format!("{text}\n"))
+        crate::named::write_beside(file, shares, &format!("{text}\n"))
             .map_err(|e| Error::io(format!("cannot write {}", file.display()), e))
     }
 }

@@ -18,6 +18,17 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// A link that a VM may have made.
+    #[error(
+        "{} is a symbolic link in a directory that the VMs may write, so one of them may have made it: name the place that it leads to ({})",
+        link.display(), to.display()
+    )]
+    Link {
+        /// Its name.
+        link: PathBuf,
+        /// Where it leads.
+        to: PathBuf,
+    },
     /// No directory to cache kernels in.
     #[error("no cache directory: set XDG_CACHE_HOME or HOME to a directory that you may write")]
     NoCacheDir,

@@ -11,7 +11,7 @@
 //! 5. [`qemu::VmConfig`] and [`qemu::Vm::start`] run it, [`qmp::Qmp`] talks to it;
 //! 6. [`ivshmem::Ivshmem`] is the device by which it joins a region; [`tap::Netns`] is a private network, if one is asked for.
 //!
-//! [`slow::Slow`] reports steps that take longer than a moment.
+//! [`places::Place`] is where a file goes that VMs might replace. [`slow::Slow`] reports steps that take longer than a moment.
 #![forbid(unsafe_code)]
 
 pub mod accel;
@@ -25,6 +25,7 @@ mod error;
 pub mod initramfs;
 pub mod ivshmem;
 pub mod kernel;
+pub mod places;
 pub mod programs;
 pub mod qemu;
 pub mod qmp;

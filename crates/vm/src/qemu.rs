@@ -11,17 +11,19 @@
 use crate::accel::Accel;
 use crate::error::{Error, Result};
 use crate::ivshmem::{Ivshmem, dimm_room, with_path};
+use crate::places::Place;
 use crate::programs;
 use crate::qmp::Qmp;
 use rustix::fs::{Mode, OFlags};
 use rustix::process::Pid;
 use std::ffi::OsString;
-use std::fs;
-use std::io::{Read, Seek, SeekFrom};
+use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a QEMU that was killed is waited for.
@@ -56,8 +58,8 @@ pub struct VmConfig {
     pub ivshmem: Option<Ivshmem>,
     /// A network interface on a tap device.
     pub tap: Option<Tap>,
-    /// Where the guest's console goes. QEMU's own messages go to the same path with `.qemu` appended.
-    pub console: PathBuf,
+    /// Where the guest's console goes, and QEMU's own messages.
+    pub console: Console,
     /// The socket of QEMU's monitor.
     pub qmp: PathBuf,
     /// Words to add to the guest kernel's command line.
@@ -121,7 +123,11 @@ impl VmConfig {
         line.option("-kernel", &self.kernel);
         line.option("-initrd", &self.initramfs);
         line.option("-append", self.kernel_arguments());
-        line.option("-chardev", with_path("file,id=console,path=", &self.console, ""));
+        // QEMU opens the same file once more, whatever its name has become. What it writes goes to the end, also where a guest that
+        // may write the file has cut it.
+        let console =
+            format!("file,id=console,path=/proc/self/fd/{},append=on", self.console.guest.as_raw_fd());
+        line.option("-chardev", console);
         line.option("-serial", "chardev:console");
         line.option("-qmp", with_path("unix:", &self.qmp, ",server=on,wait=off"));
         self.add_ports(&mut line);
@@ -153,11 +159,15 @@ impl VmConfig {
         Ok(line.words)
     }
 
-    /// The same with the files of an isolated region, or that of a memory device, opened here and passed on: QEMU may be in a name
-    /// space from which it could not open what another process has. Whatever this process executes meanwhile inherits the descriptors.
-    fn with_opened_sections(&self) -> Result<(Self, Vec<OwnedFd>)> {
+    /// The same with the console's file, and the files of an isolated region, or that of a memory device, opened here and passed on: QEMU
+    /// may be in a name space from which it could not open what another process has. Whatever this process executes meanwhile inherits the
+    /// descriptors.
+    fn with_opened_files(&self) -> Result<(Self, Vec<OwnedFd>)> {
         let mut config = self.clone();
         let mut opened = Vec::new();
+        let console = rustix::io::dup(&self.console.guest);
+        config.console.guest =
+            Arc::new(console.map_err(|e| Error::io("copy a descriptor")(e.into()))?.into());
         let sections = config.ivshmem.iter_mut().filter_map(|ivshmem| ivshmem.isolated.as_mut());
         for section in sections.flat_map(|(_, sections)| sections) {
             let access = if section.is_writable { OFlags::RDWR } else { OFlags::RDONLY };
@@ -303,20 +313,37 @@ pub fn program() -> Result<PathBuf> {
     }
 }
 
-/// Where a VM's console and QEMU's own messages are written.
+/// Where a VM's console and QEMU's own messages are written: files that stay the same, whatever becomes of their names.
 #[derive(Clone, Debug)]
 pub struct Console {
-    guest: PathBuf,
-    qemu: PathBuf,
+    guest: Arc<File>,
+    qemu: Arc<File>,
 }
 
 impl Console {
-    /// The last `lines` lines of both, QEMU's first, with control characters and empty lines left out. Nothing if
-    /// the files are gone.
+    /// Makes both, or empties them: the guest's console at `path`, QEMU's messages at the same path with `.qemu` appended. VMs may write
+    /// the directories `shares`.
+    ///
+    /// # Errors
+    /// [`Error::Link`]; [`Error::Io`], also for what is no regular file.
+    pub fn create(path: &Path, shares: &[PathBuf]) -> Result<Self> {
+        let made = |path: &Path| {
+            let (file, is_new) = Place::find(path, shares, true)?.open(OFlags::RDWR | OFlags::APPEND)?;
+            if !is_new {
+                file.set_len(0).map_err(Error::io(format!("empty {}", path.display())))?;
+            }
+            Ok(Arc::new(file))
+        };
+        let mut messages = path.to_owned().into_os_string();
+        messages.push(".qemu");
+        Ok(Self { guest: made(path)?, qemu: made(Path::new(&messages))? })
+    }
+
+    /// The last `lines` lines of both, QEMU's first, with control characters and empty lines left out.
     pub fn tail(&self, lines: usize) -> Vec<String> {
         let mut all = Vec::new();
-        for path in [&self.qemu, &self.guest] {
-            all.extend(clean_lines(&String::from_utf8_lossy(&end_of(path))));
+        for file in [&self.qemu, &self.guest] {
+            all.extend(clean_lines(&String::from_utf8_lossy(&end_of(file))));
         }
         let skip = all.len().saturating_sub(lines);
         all.split_off(skip)
@@ -337,7 +364,8 @@ impl Vm {
     ///
     /// Returns once the process exists; [`Vm::exited`] and [`Vm::console_tail`] show if QEMU fails.
     pub fn start(config: &VmConfig) -> Result<Vm> {
-        let (config, opened) = config.with_opened_sections()?;
+        let console = config.console.clone();
+        let (config, opened) = config.with_opened_files()?;
         let arguments = config.arguments()?;
         let qemu = program()?;
         let mut command = match config.prefix.split_first() {
@@ -348,24 +376,12 @@ impl Vm {
             }
             None => Command::new(qemu),
         };
-        let mut messages = config.console.clone().into_os_string();
-        messages.push(".qemu");
-        let messages = PathBuf::from(messages);
-        let creating = |path: &Path| Error::io(format!("create {}", path.display()));
-        // Made now, so that it can be read before QEMU has opened it.
-        fs::File::create(&config.console).map_err(creating(&config.console))?;
-        let log = fs::File::create(&messages).map_err(creating(&messages))?;
-        let log_too = log.try_clone().map_err(creating(&messages))?;
+        let said = |file: &File| file.try_clone().map_err(Error::io("copy a descriptor"));
+        let (log, log_too) = (said(&config.console.qemu)?, said(&config.console.qemu)?);
         command.args(arguments).stdin(Stdio::null()).stdout(log).stderr(log_too).process_group(0);
         let child = command.spawn().map_err(Error::io(format!("run {}", programs::describe(&command))))?;
         drop(opened);
-        Ok(Vm {
-            name: config.name.clone(),
-            child,
-            console: Console { guest: config.console.clone(), qemu: messages },
-            qmp: config.qmp.clone(),
-            ended: None,
-        })
+        Ok(Vm { name: config.name, child, console, qmp: config.qmp, ended: None })
     }
 
     /// The VM's name.
@@ -448,15 +464,17 @@ impl Drop for Vm {
 }
 
 /// As much of a file's end as its last lines may be. A guest writes to its console without end if it likes.
-fn end_of(path: &Path) -> Vec<u8> {
-    const MOST: u64 = 64 << 10;
-    let mut end = Vec::new();
-    if let Ok(mut file) = fs::File::open(path) {
-        let bytes = file.metadata().map_or(0, |meta| meta.len());
-        // What cannot be read is not shown.
-        let _ = file.seek(SeekFrom::Start(bytes.saturating_sub(MOST)));
-        let _ = file.take(MOST).read_to_end(&mut end);
+fn end_of(file: &File) -> Vec<u8> {
+    const MOST: usize = 64 << 10;
+    let bytes = file.metadata().map_or(0, |meta| meta.len());
+    let begin = bytes.saturating_sub(MOST as u64);
+    let mut end = vec![0; MOST];
+    let mut read = 0;
+    // What cannot be read is not shown.
+    while let Ok(more @ 1..) = file.read_at(&mut end[read..], begin.saturating_add(read as u64)) {
+        read += more;
     }
+    end.truncate(read);
     end
 }
 
@@ -473,6 +491,11 @@ fn clean_lines(text: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn console() -> Console {
+        let null = || Arc::new(File::open("/dev/null").unwrap());
+        Console { guest: null(), qemu: null() }
+    }
 
     fn config() -> VmConfig {
         VmConfig {
@@ -493,7 +516,7 @@ mod tests {
                 dimm: None,
             }),
             tap: None,
-            console: "/r/console".into(),
+            console: console(),
             qmp: "/r/qmp".into(),
             extra_append: String::new(),
             prefix: Vec::new(),
@@ -555,11 +578,51 @@ mod tests {
     #[test]
     fn console_lines_lose_their_control_characters() {
         assert_eq!(clean_lines("\u{1b}a\r\nb \n\n"), ["a", "b"]);
-        let path = std::env::temp_dir().join(format!("isthmus-console-{}", std::process::id()));
-        fs::write(&path, format!("{}\nlast\n", "x".repeat(1 << 20))).unwrap();
-        let end = end_of(&path);
-        assert!(end.len() <= 64 << 10 && end.ends_with(b"x\nlast\n"));
+    }
+
+    #[test]
+    fn a_console_is_read_and_written_whatever_its_name_has_become() {
+        use std::fs;
+        use std::io::Write;
+        let dir = std::env::temp_dir().join(format!("isthmus-console-{}", std::process::id()));
+        let (path, users) = (dir.join("share/logs/vm0.console"), dir.join("file"));
+        fs::create_dir_all(dir.join("share")).unwrap();
+        fs::write(&users, "the user's").unwrap();
+        let shares = [dir.join("share")];
+        let console = Console::create(&path, &shares).unwrap();
+        // What QEMU is told to open.
+        let config = VmConfig { console, ..config() };
+        let (told, _opened) = config.with_opened_files().unwrap();
+        let line = text(&told);
+        let (_, at) = line.split_once("file,id=console,path=").unwrap();
+        let (at, _) = at.split_once(",append=on").unwrap();
         fs::remove_file(&path).unwrap();
-        assert!(end_of(&path).is_empty());
+        // Whoever opens it by its name waits for ever.
+        let mode = Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let mut qemu = fs::OpenOptions::new().append(true).open(at).unwrap();
+        writeln!(qemu, "{}\nlast", "x".repeat(1 << 20)).unwrap();
+        let end = end_of(&config.console.guest);
+        assert!(end.len() == 64 << 10 && end.ends_with(b"x\nlast\n"));
+        assert_eq!(config.console.tail(1), ["last"]);
+        // A guest that may write the file cuts it; what is said later is there.
+        config.console.guest.set_len(0).unwrap();
+        assert!(config.console.tail(1).is_empty());
+        writeln!(qemu, "later").unwrap();
+        assert_eq!(config.console.tail(9), ["later"]);
+        // What VMs have put into its place before.
+        assert!(Console::create(&path, &shares).is_err(), "a pipe");
+        fs::remove_file(&path).unwrap();
+        for name in [&path, &dir.join("share/logs/vm0.console.qemu")] {
+            let _ = fs::remove_file(name);
+            std::os::unix::fs::symlink(&users, name).unwrap();
+            assert!(matches!(Console::create(&path, &shares), Err(Error::Link { .. })));
+            fs::remove_file(name).unwrap();
+        }
+        assert_eq!(fs::read_to_string(&users).unwrap(), "the user's");
+        // One of an earlier run is emptied.
+        fs::write(&path, "earlier").unwrap();
+        assert!(Console::create(&path, &shares).unwrap().tail(1).is_empty());
+        fs::remove_dir_all(dir).unwrap();
     }
 }

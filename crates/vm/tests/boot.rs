@@ -9,7 +9,7 @@ use isthmus_region::shared_by_threads::Flag;
 use isthmus_vm::accel::{self, Accel, Choice};
 use isthmus_vm::boot_config::{BootConfig, GuestShare, HostEntry, Interface, InterfaceKind, ROOT_TAG};
 use isthmus_vm::ivshmem::Ivshmem;
-use isthmus_vm::qemu::{Share, Tap, Vm, VmConfig};
+use isthmus_vm::qemu::{Console, Share, Tap, Vm, VmConfig};
 use isthmus_vm::tap::{Netns, Plan};
 use isthmus_vm::{initramfs, kernel};
 use std::error::Error;
@@ -229,7 +229,7 @@ impl Bench {
             shares: vec![share(ROOT_TAG, Path::new("/"), true), share("work", &self.work, false)],
             ivshmem,
             tap: netns.map(|_| Tap { ifname: format!("tap{index}"), mac }),
-            console: own.join("console"),
+            console: Console::create(&own.join("console"), &[])?,
             qmp: own.join("qmp.sock"),
             extra_append: std::env::var("ISTHMUS_TEST_APPEND").unwrap_or_default(),
             prefix: netns.map(Netns::prefix).unwrap_or_default(),

@@ -14,7 +14,7 @@ use isthmus_vm::accel::{self, Accel, Choice};
 use isthmus_vm::boot_config::{BootConfig, ROOT_TAG};
 use isthmus_vm::initramfs;
 use isthmus_vm::kernel::{self, Kernel};
-use isthmus_vm::qemu::{Share, Vm, VmConfig};
+use isthmus_vm::qemu::{Console, Share, Vm, VmConfig};
 
 pub type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
@@ -69,7 +69,7 @@ impl Guests {
             shares: vec![Share { tag: ROOT_TAG.into(), path: "/".into(), read_only: true }],
             ivshmem: Some(service.device_of(name)?.ivshmem()),
             tap: None,
-            console: own.join("console"),
+            console: Console::create(&own.join("console"), &[])?,
             qmp: own.join("qmp.sock"),
             extra_append: String::new(),
             prefix: Vec::new(),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use isthmus_region::room;
 use isthmus_vm::initramfs;
+use isthmus_vm::places::Place;
 use isthmus_vm::slow::Slow;
 
 use super::{Event, Run, ends, with_console};
@@ -26,6 +27,8 @@ pub(super) struct Parts {
     /// Where the launcher runs, if not in the caller's network.
     pub(super) network: Option<Network>,
     pub(super) service: Option<Box<dyn Service>>,
+    /// The directories that the VMs may write.
+    pub(super) writable: Vec<PathBuf>,
     /// Virtual CPUs of each VM.
     pub(super) cpus: u32,
 }
@@ -47,7 +50,7 @@ impl Run<'_> {
             .map_err(|e| Error::io(format!("cannot write into {}", dir.display()), room::told(e, dir)))
     }
 
-    pub(super) fn start_parts(&self, writable: &[PathBuf]) -> Result<Parts> {
+    pub(super) fn start_parts(&self, writable: Vec<PathBuf>) -> Result<Parts> {
         let (spec, dir) = (&self.spec, self.dir());
         let names: Vec<String> = (0..spec.vms).map(|vm| format!("vm{vm}")).collect();
         let guest_ranks = spec.guest_ranks();
@@ -77,11 +80,12 @@ impl Run<'_> {
         };
         let service = self.platform.service.start(&config, spec.verbose, Box::new(note))?;
         drop(slow);
-        let mut parts = Parts { switch: None, machines: Vec::new(), network: None, service, cpus };
+        let mut parts = Parts { switch: None, machines: Vec::new(), network: None, service, writable, cpus };
         if spec.vms == 0 {
             return Ok(parts);
         }
-        let plan = Plan { spec, dir, names: &names, cpus, writable, service: parts.service.as_deref() };
+        let (writable, service) = (&parts.writable[..], parts.service.as_deref());
+        let plan = Plan { spec, dir, names: &names, cpus, writable, service };
         let started = self.platform.machines.start(&plan)?;
         (parts.machines, parts.network) = (started.machines, started.network);
         let ports = parts
@@ -205,6 +209,12 @@ pub(super) fn writable_directories(spec: &RunSpec) -> Result<Vec<PathBuf>> {
             Some(why) => return Err(Error::WorkingDirectory { directory, why }),
         }
     }
+    // Root in a VM of an earlier run may have put it there, to have the host's directory that it leads to shared with this one.
+    for dir in &spec.vm.writable {
+        if let Err(e @ isthmus_vm::Error::Link { .. }) = Place::find(dir, &writable, false) {
+            return Err(Error::Writable { directory: dir.clone(), why: e.to_string() });
+        }
+    }
     // A directory inside another one is that one's already.
     writable.sort();
     writable.dedup_by(|inner, outer| inner.starts_with(outer));
@@ -225,6 +235,30 @@ fn tell_of_idle(spec: &RunSpec, names: &[String]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_link_that_vms_may_have_made_is_not_shared_writable() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for folder in ["share/sub", "home/sub"] {
+            fs::create_dir_all(at(folder)).unwrap();
+        }
+        std::os::unix::fs::symlink("../home", at("share/link")).unwrap();
+        std::os::unix::fs::symlink("home", at("own")).unwrap();
+        let shared = |names: &[&str]| {
+            let writable = names.iter().map(|name| at(name)).collect();
+            let vm = crate::VmOptions { writable, read_only: true, ..crate::VmOptions::default() };
+            writable_directories(&RunSpec { vms: 1, vm, ..RunSpec::default() }).map_err(|e| e.line())
+        };
+        for bad in ["share/link", "share/link/sub"] {
+            let line = shared(&["share", bad]).unwrap_err();
+            assert!(line.contains("link is a symbolic link") && line.contains("(../home)"), "{line}");
+        }
+        // Where no VM writes it, a link is the user's.
+        assert_eq!(shared(&["own"]).unwrap(), shared(&["home"]).unwrap());
+        assert_eq!(shared(&["share", "own/sub"]).unwrap().len(), 2);
+        assert_eq!(shared(&["share", "share/sub"]).unwrap().len(), 1);
+    }
 
     #[test]
     fn a_link_to_a_directory_whose_name_is_not_utf_8_is_refused_with_the_way_out() {

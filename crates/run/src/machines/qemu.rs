@@ -17,7 +17,7 @@ use isthmus_vm::accel::{self, Choice};
 use isthmus_vm::boot_config::{
     BootConfig, DriverChoice, GuestShare, HostEntry, Interface, InterfaceKind, ROOT_TAG,
 };
-use isthmus_vm::qemu::{Share, Tap, Vm, VmConfig};
+use isthmus_vm::qemu::{Console, Share, Tap, Vm, VmConfig};
 use isthmus_vm::slow::Slow;
 use isthmus_vm::tap::{self, Netns};
 use isthmus_vm::{driver, initramfs, kernel};
@@ -123,12 +123,10 @@ impl Common {
         Ok(Self { accel: decision.accel, kernel, base, driver, netns, hosts })
     }
 
-    fn start(&self, plan: &Plan<'_>, index: usize) -> Result<Vm> {
+    fn start(&self, plan: &Plan<'_>, index: usize, console: Console) -> Result<Vm> {
         let name = &plan.names[index];
         let failed = |e: isthmus_vm::Error| boot(name, &e);
         let own = plan.dir.join(name);
-        std::fs::create_dir(&own)
-            .map_err(|e| Error::io(format!("cannot make {}", own.display()), room::told(e, &own)))?;
         let mac = format!("52:54:00:69:{:02x}:{:02x}", (index >> 8) & 0xff, index & 0xff);
         let address = address(plan.spec.vm.net, index);
         let kind = match plan.spec.vm.net {
@@ -175,14 +173,6 @@ impl Common {
         };
         let image = own.join(super::IMAGE);
         initramfs::for_vm(&self.base, &config, self.driver.as_deref(), &image).map_err(failed)?;
-        let console = match &plan.spec.vm.console {
-            None => own.join("console"),
-            Some(dir) => {
-                std::fs::create_dir_all(dir)
-                    .map_err(|e| Error::io(format!("cannot make {}", dir.display()), e))?;
-                dir.join(format!("{name}.console"))
-            }
-        };
         let mut shares = vec![Share { tag: ROOT_TAG.into(), path: "/".into(), read_only: true }];
         shares.extend(plan.writable.iter().enumerate().map(|(i, path)| Share {
             tag: share(i),
@@ -333,13 +323,33 @@ impl Drop for Keep {
     }
 }
 
+/// Each VM's console, in the order of the VMs, and its folder in the run's directory. They are made before any VM runs.
+fn consoles(plan: &Plan<'_>) -> Result<Vec<Console>> {
+    let of = |name: &String| {
+        let own = plan.dir.join(name);
+        std::fs::create_dir(&own)
+            .map_err(|e| Error::io(format!("cannot make {}", own.display()), room::told(e, &own)))?;
+        let Some(dir) = &plan.spec.vm.console else {
+            return Console::create(&own.join("console"), &[]).map_err(|e| boot(name, &e));
+        };
+        Console::create(&dir.join(format!("{name}.console")), plan.writable).map_err(|e| match e {
+            isthmus_vm::Error::Link { .. } => Error::Usage(format!("--console {}: {e}", dir.display())),
+            e => boot(name, &e),
+        })
+    };
+    plan.names.iter().map(of).collect()
+}
+
 impl StartMachines for Qemu {
     fn start(&self, plan: &Plan<'_>) -> Result<Started> {
+        let consoles = consoles(plan)?;
         let common = Common::new(plan)?;
         // All are started before any is waited for; and from this thread, since a leashed process is killed when the
         // thread that spawned it ends.
-        let vms = (0..plan.names.len())
-            .map(|index| common.start(plan, index).map(|vm| Arc::new(Mutex::new(vm))))
+        let vms = consoles
+            .into_iter()
+            .enumerate()
+            .map(|(index, console)| common.start(plan, index, console).map(|vm| Arc::new(Mutex::new(vm))))
             .collect::<Result<Vec<_>>>()?;
         let mut machines = Vec::new();
         for (index, vm) in vms.into_iter().enumerate() {
