@@ -8,6 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
+use nix::sys::signal::{SigSet, Signal as NixSignal};
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
 use crate::descriptors;
@@ -38,6 +39,21 @@ const NO_LIMIT: &str = "unlimited";
 /// What the leash is told, before all else, where the program is to have SIGPIPE ignored: `execve` leaves that as it is.
 const DEAF: &str = "--ignore-sigpipe";
 
+/// What the leash is told, before all else, where the program is to end by SIGKILL alone.
+const STAYS: &str = "--stays";
+
+/// Signals that whoever ends or warns a whole job sends to each of its processes (systemd's units, Slurm's `--signal`). The run's front
+/// hears them and decides what they mean; a VM that ended of them would take the launcher's own answer with it.
+const TO_ALL: [NixSignal; 5] =
+    [NixSignal::SIGHUP, NixSignal::SIGINT, NixSignal::SIGTERM, NixSignal::SIGQUIT, NixSignal::SIGUSR2];
+
+/// As [`words`], for a VM: no signal ends it that is sent to all processes of the run, but SIGKILL.
+pub fn words_of_vm() -> Vec<OsString> {
+    let mut words = words();
+    words.insert(2, STAYS.into());
+    words
+}
+
 /// As [`command`], after the words of `prefix`, which run a program elsewhere. The leash comes after the prefix: a process
 /// that enters a user name space loses it.
 ///
@@ -67,9 +83,15 @@ fn command_of(words: &[OsString], program: &Path) -> Command {
     command
 }
 
-/// `isthmus leash [--ignore-sigpipe] [--descriptors N] PARENT PROGRAM ARGS...`. Returns only if the program cannot be executed, with the status
-/// that a shell would use.
+/// `isthmus leash [--stays] [--ignore-sigpipe] [--descriptors N] PARENT PROGRAM ARGS...`. Returns only if the program cannot be executed, with
+/// the status that a shell would use.
 pub fn main(args: &[OsString]) -> i32 {
+    let stays = args.first().is_some_and(|first| first == STAYS);
+    let args = &args[usize::from(stays)..];
+    // `execve` leaves the mask as it is, and so does QEMU.
+    if stays && SigSet::from_iter(TO_ALL).thread_block().is_err() {
+        return 125;
+    }
     let is_deaf = args.first().is_some_and(|first| first == DEAF);
     let args = &args[usize::from(is_deaf)..];
     let args = match args {

@@ -927,3 +927,23 @@ fn system_v_ipc_is_loaded_before_all_else_and_found_beside_the_program() {
     let ended = Run::start_below(&place, Path::new(NO_MPI), plain, &["sh", "-c", script]).finish();
     assert_eq!(ended.stdout, "other.so none\n".repeat(2), "{}", ended.stderr);
 }
+
+#[test]
+fn what_is_sent_to_all_processes_of_a_run_ends_no_vm() {
+    let words = isthmus_run::leash::words_of_vm();
+    let mut vm = Command::new(program())
+        .args(&words[1..])
+        .args(["/bin/sh", "-c", "echo; exec sleep 300"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    vm.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+    let pid = Pid::from_child(&vm);
+    for signal in [Signal::HUP, Signal::INT, Signal::TERM, Signal::QUIT, Signal::USR2] {
+        kill_process(pid, signal).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(vm.try_wait().unwrap().is_none(), "a signal has ended it");
+    kill_process(pid, Signal::KILL).unwrap();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&vm.wait().unwrap()), Some(9));
+}

@@ -172,6 +172,8 @@ fn hold(mut command: Command, own_users: bool) -> Result<Netns> {
 /// The holder's script: makes the devices, prints a line, and waits for its standard input to end.
 fn script(plan: &Plan, ip: &str, uid: u32) -> String {
     let mut lines = vec![
+        // Whoever ends or warns a whole job sends these to all its processes, and without this one VMs would lose their network.
+        "trap '' HUP INT TERM QUIT USR1 USR2".to_owned(),
         "set -e".to_owned(),
         format!("{ip} link set lo up"),
         // No spanning tree: it would hold back the first packets for seconds.
@@ -233,5 +235,13 @@ mod tests {
             assert!(text.contains(device), "{text}");
         }
         assert!(!text.contains("eth0"));
+        // What is sent to all processes of a job takes no network away.
+        use rustix::process::Signal;
+        let holder = i32::try_from(netns.pid()).ok().and_then(rustix::process::Pid::from_raw).unwrap();
+        for signal in [Signal::HUP, Signal::INT, Signal::TERM, Signal::QUIT, Signal::USR1, Signal::USR2] {
+            rustix::process::kill_process(holder, signal).unwrap();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        assert!(netns.command("/bin/true").status().unwrap().success(), "the holder has ended");
     }
 }

@@ -206,7 +206,7 @@ impl Common {
             Some(ivshmem) if self.driver.is_some() || ivshmem.dimm.is_some() => ivshmem.bytes() / 64,
             _ => 0,
         };
-        let mut prefix = leash::words();
+        let mut prefix = leash::words_of_vm();
         prefix.extend(self.netns.iter().flat_map(|netns| netns.prefix()));
         Vm::start(&VmConfig {
             name: name.clone(),
