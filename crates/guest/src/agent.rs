@@ -43,6 +43,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(320);
 /// How long to wait for the wake port, which may appear a moment after the region's device.
 const PORT_PATIENCE: Duration = Duration::from_secs(2);
+/// A year, which can be added to any time.
+const MOST_PATIENCE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// What the agent is started with.
 #[derive(Debug, Clone)]
@@ -65,7 +67,7 @@ pub struct Config {
     pub grant_bytes: u64,
     /// The wake port; found by its name by default.
     pub wake_port: Option<PathBuf>,
-    /// How long to wait for the device, the region and the host service.
+    /// How long to wait for the device and the region, and then for the host service.
     pub patience: Duration,
     /// Bytes of a process's area at attach.
     pub area_bytes: u64,
@@ -91,8 +93,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The default with the settings that a launcher wrote: `{"socket": PATH, "users": [UID, ...], "driver": "auto", "grant": [EACH, ALL]}`,
-    /// each optional; of `grant`, bytes that each process may grant, and all together.
+    /// The default with the settings that a launcher wrote: `{"socket": PATH, "users": [UID, ...], "driver": "auto", "grant": [EACH, ALL],
+    /// "patience": SECONDS}`, each optional; of `grant`, bytes that each process may grant, and all together.
     #[must_use]
     pub fn with(settings: &serde_json::Value) -> Self {
         let mut config = Self::default();
@@ -102,6 +104,8 @@ impl Config {
         config.driver = serde_json::from_value(settings["driver"].clone()).unwrap_or_default();
         let granted = [0, 1].map(|at| settings["grant"][at].as_u64().unwrap_or(0));
         [config.grant_each, config.grant_bytes] = granted;
+        let patience = settings["patience"].as_f64().and_then(|s| Duration::try_from_secs_f64(s).ok());
+        config.patience = patience.unwrap_or(config.patience).min(MOST_PATIENCE);
         let users = settings["users"].as_array().into_iter().flatten();
         let users = users.filter_map(|u| u.as_u64().and_then(|u| u32::try_from(u).ok())).collect();
         config.allowed = Allowed::Users(users);
@@ -270,10 +274,10 @@ impl Agent {
     /// # Errors
     /// Each variant of [`Error`] but `Ended`.
     pub fn start(config: &Config, observer: Observer) -> Result<Self> {
-        let deadline = Instant::now() + config.patience;
         prepare_socket(config)?;
-        let found = find(config, deadline)?;
-        let joined = join(config, &found, deadline)?;
+        let found = find(config, Instant::now() + config.patience)?;
+        // From now on, however long the device has taken: where the machine is busy, to bind the driver alone may take that long.
+        let joined = join(config, &found, Instant::now() + config.patience)?;
         Self::serve(config, found, joined, observer)
     }
 
@@ -802,6 +806,8 @@ impl Joined {
         let mut asked_of = None;
         let mut ready: Option<(u64, directory::Writer)> = None;
         let mut due = Instant::now();
+        // Before the first look at the port nothing is known of its other side.
+        let mut has_looked = false;
         loop {
             let peer = told.and_then(|index| living(region, index));
             let life = peer.as_ref().map(|p| p.life);
@@ -840,7 +846,7 @@ impl Joined {
                 _ => {}
             }
             let now = Instant::now();
-            if now >= deadline {
+            if now >= deadline && has_looked {
                 let no_answer = |what| Error::NoAnswer { what, seconds: patience.as_secs() };
                 return Err(match (told, life) {
                     _ if !reader.is_open() => Error::PortClosed,
@@ -857,6 +863,7 @@ impl Joined {
                 }
                 due = now + RECHECK;
             }
+            has_looked = true;
             match reader.next(Some(due.min(deadline))) {
                 // Whatever is behind the port from now on, it has not said which member this is.
                 Ok(Heard::Opened) => (told, due) = (None, Instant::now()),
@@ -934,7 +941,34 @@ mod tests {
         let config = Config::with(&serde_json::json!({"socket": "/x/y", "users": [1000, 7]}));
         assert_eq!(config.socket, Path::new("/x/y"));
         assert_eq!(config.allowed, Allowed::Users(vec![1000, 7]));
+        let patience = |seconds: f64| Config::with(&serde_json::json!({"patience": seconds})).patience;
+        assert_eq!(patience(600.0), Duration::from_secs(600));
+        let _ = Instant::now() + patience(1e300) + patience(1e18);
+        assert_eq!(patience(-1.0), Config::default().patience);
         let config = Config::with(&serde_json::Value::Null);
         assert_eq!(config.allowed, Allowed::Users(vec![]), "root only");
+    }
+
+    /// Binding a driver on a busy machine may have used up all the time before the first look at the port.
+    #[test]
+    fn a_port_is_looked_at_before_it_is_called_closed() {
+        use isthmus_region::membership::{Shape, Writer};
+        let dir = tempfile::tempdir().unwrap();
+        let region = rustix::fs::memfd_create("region", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&region, 1 << 20).unwrap();
+        let map = Mapping::of(&OneFile::new(region.try_clone().unwrap(), 1 << 20)).unwrap();
+        Writer::create(&map, &Shape::new(1 << 20, [1, 2], 2, 4).unwrap(), 1).unwrap();
+        let (port, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let config =
+            Config { socket: dir.path().join("socket"), patience: Duration::ZERO, ..Config::default() };
+        let failure = |region: OwnedFd, port: std::os::unix::net::UnixStream| {
+            let port = Port::from(OwnedFd::from(port));
+            Agent::start_with(&config, region, port, Box::new(|_| ())).map(drop).unwrap_err()
+        };
+        let said = failure(region.try_clone().unwrap(), port.try_clone().unwrap());
+        assert!(matches!(said, Error::NoAnswer { .. }), "{said}");
+        drop(other);
+        let said = failure(region, port);
+        assert!(matches!(said, Error::PortClosed), "{said}");
     }
 }

@@ -40,7 +40,7 @@ use crate::machines::Machine;
 pub const AGENT_SOCKET: &str = "agents";
 /// How long the launcher may take to accept a relayed connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
-/// How long a guest may take to listen at a port.
+/// How long a guest may take to listen at a port, at least: as long as it may take to boot, if that is longer.
 const LISTEN_LIMIT: Duration = Duration::from_secs(10);
 /// How long a visitor waits for the run to have started its job.
 const JOB_LIMIT: Duration = Duration::from_secs(120);
@@ -201,6 +201,8 @@ struct Vm {
     up: Count,
     lost: Flag,
     report: Report,
+    /// How long it may take to listen at a port.
+    listen_limit: Duration,
 }
 
 /// The switch of a run. When it is dropped no more clients come in; the threads of a VM end with its ports.
@@ -257,7 +259,7 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<()> {
 
 impl Switch {
     /// Starts switching between the clients that connect in `dir` and the VMs behind `ports`. News of the VMs goes to
-    /// `report`. If the VMs reach the launcher by themselves, at address `direct`, nothing is relayed.
+    /// `report`. If the VMs reach the launcher by themselves, at address `direct`, nothing is relayed. They may take `boot_limit` to boot.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -265,8 +267,10 @@ impl Switch {
         dir: &Path,
         ports: Vec<Ports>,
         direct: Option<Ipv4Addr>,
+        boot_limit: Duration,
         report: impl Fn(News) + Send + Sync + 'static,
     ) -> Result<Self> {
+        let limit = boot_limit.max(LISTEN_LIMIT);
         let report: Report = Arc::new(report);
         let socket: PathBuf = dir.join(AGENT_SOCKET);
         let listener = UnixListener::bind(&socket)
@@ -274,7 +278,7 @@ impl Switch {
         let vms = ports
             .into_iter()
             .enumerate()
-            .map(|(index, ports)| Vm::start(index, ports, &report))
+            .map(|(index, ports)| Vm::start(index, ports, limit, &report))
             .collect::<Result<Vec<_>>>()?;
         let twin = Arc::new(Twin::default());
         let stop = Arc::new(Flag::default());
@@ -299,7 +303,7 @@ impl Switch {
 }
 
 impl Vm {
-    fn start(index: usize, ports: Ports, report: &Report) -> Result<Arc<Self>> {
+    fn start(index: usize, ports: Ports, listen_limit: Duration, report: &Report) -> Result<Arc<Self>> {
         let Ports { name, address, exec, relay, control } = ports;
         let failed = |e| Error::io("cannot use the ports of a VM", e);
         let (relay_waker, relay_woken) = UnixStream::pair().map_err(failed)?;
@@ -317,6 +321,7 @@ impl Vm {
             up: Count::new(0),
             lost: Flag::default(),
             report: Arc::clone(report),
+            listen_limit,
         });
         let me = Arc::clone(&vm);
         spawn(format!("{name} exec"), move || me.ended("exec", &me.switch_exec(exec)))?;
@@ -495,7 +500,9 @@ impl Vm {
         let gone = || format!("{} is gone", self.name);
         lock(&self.wanted).send(Wanted { port, targets, answer }).map_err(|_| gone())?;
         (&self.relay_waker).write_all(&[1]).map_err(|_| gone())?;
-        answered.recv_timeout(LISTEN_LIMIT).unwrap_or_else(|_| Err(format!("{} does not answer", self.name)))
+        answered
+            .recv_timeout(self.listen_limit)
+            .unwrap_or_else(|_| Err(format!("{} does not answer", self.name)))
     }
 }
 
@@ -684,6 +691,20 @@ fn like_the_job(start: &Frame, twin: &Twin) -> std::result::Result<Frame, String
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_vm_may_take_as_long_to_listen_as_it_may_to_boot() {
+        let dir = tempfile::tempdir().unwrap();
+        for (boot_s, limit) in [(1, LISTEN_LIMIT), (600, Duration::from_secs(600))] {
+            let (one, _ends) = UnixStream::pair().unwrap();
+            let [exec, relay, control] = [(); 3].map(|()| one.try_clone().unwrap());
+            let ports = Ports { name: "vm0".into(), address: Ipv4Addr::LOCALHOST, exec, relay, control };
+            let dir = dir.path().join(boot_s.to_string());
+            std::fs::create_dir(&dir).unwrap();
+            let switch = Switch::start(&dir, vec![ports], None, Duration::from_secs(boot_s), |_| ()).unwrap();
+            assert_eq!(switch.vms[0].listen_limit, limit);
+        }
+    }
 
     #[test]
     fn a_vm_that_has_said_much_is_heard_at_once_again_after_a_while() {

@@ -99,7 +99,8 @@ impl Run<'_> {
         let report = move |news| {
             let _ = events.send(Event::Switch(news));
         };
-        parts.switch = Some(Switch::start(dir, ports, parts.network.as_ref().map(|n| n.host), report)?);
+        let direct = parts.network.as_ref().map(|n| n.host);
+        parts.switch = Some(Switch::start(dir, ports, direct, boot_limit(spec), report)?);
         Ok(parts)
     }
 
@@ -117,7 +118,7 @@ impl Run<'_> {
         let mut waiting: Vec<usize> = (0..machines.len()).collect();
         let slow = Slow::start(line(&waiting));
         let limit = self.spec.vm.boot_timeout_s.unwrap_or(BOOT_LIMIT_S);
-        let up_by = start + Duration::try_from_secs_f64(limit).unwrap_or(Duration::MAX / 4);
+        let up_by = start + boot_limit(&self.spec);
         while let Some(first) = waiting.first().map(|vm| &machines[*vm]) {
             match self.next(Some(self.deadline.map_or(up_by, |d| d.min(up_by)))) {
                 Ok(Event::Switch(switch::News::Up { vm })) => {
@@ -162,6 +163,12 @@ impl Run<'_> {
         }
         Ok(())
     }
+}
+
+/// How long a VM may take until it is up.
+fn boot_limit(spec: &RunSpec) -> Duration {
+    let limit = spec.vm.boot_timeout_s.unwrap_or(BOOT_LIMIT_S);
+    Duration::try_from_secs_f64(limit).unwrap_or(Duration::MAX / 4)
 }
 
 /// The directories that the VMs may write.

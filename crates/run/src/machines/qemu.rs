@@ -26,7 +26,7 @@ use rustix::process::Pid;
 use super::{BOOT_STEPS, CONSOLE_LINES, Machine, Network, Plan, StartMachines, Started};
 use crate::error::{Error, Result, tell};
 use crate::leash;
-use crate::spec::{Accelerator, Net};
+use crate::spec::{Accelerator, BOOT_LIMIT_S, Net};
 
 /// Memory of a VM by default: enough for a few Python ranks, and booted in no more time than less.
 pub const MEMORY_BYTES: u64 = 1 << 30;
@@ -134,6 +134,7 @@ impl Common {
             Net::Tap => InterfaceKind::VirtioNet { mac: mac.clone() },
         };
         let share = |index: usize| format!("share{index}");
+        let limit_s = plan.spec.vm.boot_timeout_s.unwrap_or(BOOT_LIMIT_S);
         let agent = plan.service.map(|service| {
             let users = [rustix::process::getuid().as_raw()];
             let grant = plan.spec.region.grant_bytes;
@@ -143,6 +144,7 @@ impl Common {
                 "users": users,
                 "driver": plan.spec.vm.driver,
                 "grant": grant,
+                "patience": limit_s,
             })
         });
         let config = BootConfig {
