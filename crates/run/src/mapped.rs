@@ -90,10 +90,14 @@ impl Mapped {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = inotify::Reader::new(made, &mut buffer);
         let mut others = Others::default();
+        let user = rustix::process::geteuid().as_raw();
         while let Ok(event) = reader.next() {
-            let Some(trace) = event.file_name().and_then(|name| trace_of(name.to_str().ok()?)) else {
+            let name = event.file_name().and_then(|name| name.to_str().ok());
+            let Some((name, trace)) = name.and_then(|name| Some((name, trace_of(name)?))) else { continue };
+            // Others' are none of the run's: whoever makes such files without end would have it scanned as often.
+            if !is_of(user, &path_of(name)) {
                 continue;
-            };
+            }
             let begin = Instant::now();
             if others.rest(&trace, begin) {
                 continue;
@@ -224,6 +228,16 @@ fn watch_place() -> rustix::io::Result<OwnedFd> {
 fn trace_of(name: &str) -> Option<String> {
     let topology = || Some(format!("/tmp/{name}")).filter(|path| is_topology(path));
     job_of(name).map(str::to_owned).or_else(topology)
+}
+
+/// Where a file with this name is, of which [`trace_of`] notes something.
+fn path_of(name: &str) -> PathBuf {
+    job_of(name).map_or_else(|| Path::new("/tmp").join(name), |_| Path::new(PLACE).join(name))
+}
+
+/// Whether there is such a file, and `user` has made it.
+fn is_of(user: u32, path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|meta| meta.uid() == user)
 }
 
 fn is_topology(path: &str) -> bool {
@@ -453,6 +467,24 @@ mod tests {
         for name in ["mpich_shm_", "mpich_shm__0", "mpich_shm_a_", "mpich_shm_a_0_1", "other_a_0"] {
             assert_eq!(job_of(name), None, "{name}");
         }
+    }
+
+    #[test]
+    fn files_of_other_users_are_not_looked_for() {
+        for (name, path) in [
+            ("mpich_shm_ab_0", "/dev/shm/mpich_shm_ab_0"),
+            ("hydra_hwloc_xmlfile_a1B2c3", "/tmp/hydra_hwloc_xmlfile_a1B2c3"),
+        ] {
+            assert_eq!(path_of(name), Path::new(path));
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        fs::write(&file, "").unwrap();
+        let user = rustix::process::geteuid().as_raw();
+        assert!(is_of(user, &file) && !is_of(user + 1, &file) && !is_of(user, &dir.path().join("gone")));
+        // By what is there, not by what it leads to: anybody may make a link to a file of this user's.
+        std::os::unix::fs::symlink("/proc/1/comm", &link).unwrap();
+        assert!(is_of(user, &link));
     }
 
     #[test]
