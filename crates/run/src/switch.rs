@@ -13,7 +13,7 @@
 //! notices. Whatever a VM sends, the switch keeps no more of it than its clients' credit allows; a VM that breaks the
 //! protocol is lost to the run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
@@ -397,7 +397,7 @@ impl Vm {
         let mut answered = false;
         let mut targets: Relayed<Vec<SocketAddr>> = Relayed::new();
         let mut waiting: Vec<Wanted> = Vec::new();
-        let mut refused = 0;
+        let mut refusals = Refusals::new(Instant::now());
         loop {
             let turn = mux.wait(&[woken.as_fd()], None)?;
             if mux.greeted() && !answered {
@@ -427,8 +427,7 @@ impl Vm {
                             let _ = want.answer.send(Err(frame.text()));
                         }
                     }
-                    Kind::Open if self.open(&mut mux, &frame, &targets) => {}
-                    Kind::Open if refused < MOST_REFUSED => refused += 1,
+                    Kind::Open if self.open(&mut mux, &frame, &targets, &mut refusals) => {}
                     Kind::Close | Kind::Refused => mux.drop_stream(frame.stream),
                     kind => return Err(WireError::BadFrame { kind: kind as u8, len: frame.payload.len() }),
                 }
@@ -436,15 +435,20 @@ impl Vm {
         }
     }
 
-    /// Takes on a connection, or refuses it; gives false if that is the VM's fault.
-    fn open(&self, mux: &mut Mux, frame: &Frame, targets: &Relayed<Vec<SocketAddr>>) -> bool {
+    /// Takes on a connection, or refuses it; gives false if the VM has had too many refused.
+    fn open(
+        &self,
+        mux: &mut Mux,
+        frame: &Frame,
+        targets: &Relayed<Vec<SocketAddr>>,
+        refusals: &mut Refusals,
+    ) -> bool {
         let stream = frame.stream;
-        let mut is_launchers = false;
+        let mut of_launcher = None;
         let opened = match frame.port().ok().map(|port| (port, targets.get(port))) {
             Some((port, Some(targets))) => {
                 let connected = connect(targets).map_err(|e| format!("to port {port}: {e}"));
-                // A launcher may have ended.
-                is_launchers = connected.is_err();
+                of_launcher = connected.is_err().then_some(port);
                 connected
             }
             Some((port, None)) => Err(format!("to port {port}, which no launcher announced")),
@@ -459,11 +463,12 @@ impl Vm {
             }
             Err(why) => Err(why),
         };
-        if let Err(why) = &carried {
+        let Err(why) = carried else { return true };
+        mux.send(&Frame::new(Kind::Close, stream, []));
+        if refusals.is_news(of_launcher) {
             tell!("refused a connection of {} {why}", self.name);
-            mux.send(&Frame::new(Kind::Close, stream, []));
         }
-        carried.is_ok() || is_launchers
+        refusals.bears(of_launcher, Instant::now())
     }
 
     /// Receives what the guest says of itself.
@@ -503,6 +508,37 @@ impl Vm {
         answered
             .recv_timeout(self.listen_limit)
             .unwrap_or_else(|_| Err(format!("{} does not answer", self.name)))
+    }
+}
+
+/// The connections of a VM that were refused.
+struct Refusals {
+    /// So many more may be its own fault.
+    left: usize,
+    /// For those to a port where no launcher takes them, which may have ended: they are the VM's fault if they come faster than this.
+    launchers: Patience,
+    /// The ports of launchers of which that was said.
+    told: BTreeSet<u16>,
+}
+
+impl Refusals {
+    fn new(now: Instant) -> Self {
+        Self { left: MOST_REFUSED, launchers: Patience::new(now), told: BTreeSet::new() }
+    }
+
+    /// Whether one more is worth a line; `of_launcher` is the port where no launcher took it, if that is why.
+    fn is_news(&mut self, of_launcher: Option<u16>) -> bool {
+        of_launcher.is_none_or(|port| self.told.insert(port))
+    }
+
+    /// Takes one more into account; gives false if that is one too many.
+    fn bears(&mut self, of_launcher: Option<u16>, now: Instant) -> bool {
+        if of_launcher.is_some() && self.launchers.hears(now) {
+            return true;
+        }
+        let left = self.left.checked_sub(1);
+        self.left = left.unwrap_or(0);
+        left.is_some()
     }
 }
 
@@ -691,6 +727,61 @@ fn like_the_job(start: &Frame, twin: &Twin) -> std::result::Result<Frame, String
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The other ends of a VM's ports, and what is reported of it.
+    fn vm(limit: Duration) -> (Arc<Vm>, [UnixStream; 3], Receiver<News>) {
+        let pairs = [(); 3].map(|()| UnixStream::pair().unwrap());
+        let [(exec, exec_end), (relay, relay_end), (control, control_end)] = pairs;
+        let ports = Ports { name: "vm0".into(), address: Ipv4Addr::LOCALHOST, exec, relay, control };
+        let (send, news) = mpsc::channel();
+        let report: Report = Arc::new(move |news| {
+            let _ = send.send(news);
+        });
+        (Vm::start(0, ports, limit, &report).unwrap(), [exec_end, relay_end, control_end], news)
+    }
+
+    #[test]
+    fn a_vm_that_calls_a_launcher_that_has_ended_without_end_is_lost() {
+        let (vm, [_exec, mut guest, _control], news) = vm(LISTEN_LIMIT);
+        let ended = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        Frame::hello().write_to(&guest).unwrap();
+        Frame::read_from(&mut guest).unwrap().check_hello().unwrap();
+        let (asking, port) = (Arc::clone(&vm), ended.port());
+        let asked = thread::spawn(move || asking.listen(port, vec![ended]));
+        assert_eq!(Frame::read_from(&mut guest).unwrap().kind, Kind::Listen);
+        let [low, high] = port.to_le_bytes();
+        Frame::new(Kind::Listening, 0, [low, high, low, high]).write_to(&guest).unwrap();
+        assert_eq!(asked.join().unwrap(), Ok(port));
+        let mut called = 0_u32;
+        guest.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        for stream in 1..100_000 {
+            if Frame::new(Kind::Open, stream, port.to_le_bytes()).write_to(&guest).is_err()
+                || Frame::read_from(&mut guest).is_err()
+            {
+                break;
+            }
+            called += 1;
+        }
+        // Those that a launcher's end explains, more for each second that this took, and those that are its fault.
+        assert!((1256..5000).contains(&called), "{called}");
+        let lost = |news| matches!(news, News::Lost { .. });
+        assert!(news.recv_timeout(Duration::from_secs(10)).is_ok_and(lost));
+    }
+
+    #[test]
+    fn a_port_without_a_launcher_is_told_once_and_borne_for_a_while() {
+        let begin = Instant::now();
+        let mut refusals = Refusals::new(begin);
+        assert!(refusals.is_news(Some(7)) && refusals.is_news(Some(8)) && !refusals.is_news(Some(7)));
+        assert!(refusals.is_news(None) && refusals.is_news(None));
+        // One in a second, for a day: no launcher is as slow as that, and nothing is amiss.
+        assert!((0..86_400).all(|s| refusals.bears(Some(7), begin + Duration::from_secs(s))));
+        let after = begin + Duration::from_secs(86_400);
+        let borne = (0..100_000).take_while(|_| refusals.bears(Some(7), after)).count();
+        assert!((MOST_REFUSED..MOST_REFUSED + 300).contains(&borne), "{borne}");
+        let mut refusals = Refusals::new(begin);
+        assert_eq!((0..100_000).take_while(|_| refusals.bears(None, begin)).count(), MOST_REFUSED);
+    }
 
     #[test]
     fn a_vm_may_take_as_long_to_listen_as_it_may_to_boot() {
