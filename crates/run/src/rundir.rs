@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use isthmus_attach::daemon::not_ignored;
 use isthmus_region::room;
+use signal_hook::consts::SIGHUP;
 
 use crate::descriptors;
 use crate::error::{Error, Result};
@@ -45,7 +47,16 @@ pub(crate) fn places() -> Vec<PathBuf> {
     own.into_iter().chain(["/tmp".into(), format!("/run/user/{me}").into(), "/var/tmp".into()]).collect()
 }
 
-/// Chooses the path of a run directory that does not exist yet, in `$XDG_RUNTIME_DIR` or `/tmp`. VMs can write the directories
+/// Where login sessions of users have their directories, which logind removes, with all in them, when the user's last session ends.
+const OF_SESSIONS: &str = "/run/user";
+
+/// The same for a run that is to outlive its session, as one that was started to ignore HUP is: what ends with the session comes last.
+fn lasting(mut places: Vec<PathBuf>) -> Vec<PathBuf> {
+    places.sort_by_key(|dir| fs::canonicalize(dir).unwrap_or_else(|_| dir.clone()).starts_with(OF_SESSIONS));
+    places
+}
+
+/// Chooses the path of a run directory that does not exist yet, in `$XDG_RUNTIME_DIR` or `/tmp`, as [`lasting`] has it where HUP is ignored. VMs can write the directories
 /// `shares`. It is in none of these: the host executes what is in it, its root in a VM could replace it, and what hides it there, the
 /// memory that the agent mounts over it, holds back no root.
 ///
@@ -69,7 +80,7 @@ pub fn choose(shares: &[PathBuf]) -> Result<PathBuf> {
     if let Some(share) = share_of(Path::new(SHARED)) {
         return refused(share, SHARED, "");
     }
-    let places = places();
+    let places = if not_ignored(&[SIGHUP]).is_empty() { lasting(places()) } else { places() };
     let base = match places.iter().find(|place| is_there(place) && share_of(place).is_none()) {
         Some(place) => place.clone(),
         None => match shares.iter().find(|share| is_inside(Path::new("/tmp"), share)) {
@@ -212,6 +223,18 @@ mod tests {
         std::os::unix::fs::symlink("/tmp", dir.path().join("link")).unwrap();
         assert!(is_inside(Path::new("/tmp"), &dir.path().join("link")));
         assert!(!is_inside(Path::new("/tmp"), dir.path()));
+    }
+
+    #[test]
+    fn a_run_that_outlives_its_session_is_not_where_the_session_was() {
+        let all = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
+        assert_eq!(
+            lasting(all(&["/run/user/1000", "/tmp", "/run/user/1000", "/var/tmp"])),
+            all(&["/tmp", "/var/tmp", "/run/user/1000", "/run/user/1000"])
+        );
+        // A directory of the user's choice.
+        let chosen = all(&["/home/ann/run", "/tmp", "/run/user/1000", "/var/tmp"]);
+        assert_eq!(lasting(chosen)[0], Path::new("/home/ann/run"));
     }
 
     #[test]
