@@ -23,7 +23,7 @@
 //! - [`waiting`]: how threads poll, yield and nap before they sleep; [`doorbell`]: how they sleep until they are rung, and are
 //!   rung; [`wake`]: by futex.
 //! - [`counters`]: what went through the region, per process and per peer.
-//! - [`attach`]: memory of another process, copied by the kernel.
+//! - [`attach`]: memory of another process, copied by the kernel; [`unread`]: what a socket's other end has not read.
 //! - [`kept`]: descriptors in somebody else's process; [`image`]: which program that executes.
 //! - [`control_group`]: how much memory this process may have; [`tsc`]: how fast its processor's counter counts.
 
@@ -69,6 +69,7 @@ pub mod source;
 mod testing;
 pub mod text;
 pub mod tsc;
+pub mod unread;
 pub mod value;
 pub mod waiting;
 pub mod wake;

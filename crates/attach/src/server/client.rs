@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 use isthmus_region::directory::AreaGrant;
 use isthmus_region::party::Party;
+use isthmus_region::unread::unread;
 use rustix::event::epoll;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::event_loop::Loop;
+use super::event_loop::{Loop, TOLD};
 use super::{Ending, Event, Newcomer, Untold, Who};
 use crate::error::{Error, Result};
 use crate::protocol::{self, Code, Observed, Reply, Request, VERSION, Welcome};
@@ -21,6 +22,11 @@ pub(super) const AWAKE: Duration = Duration::from_micros(30);
 /// How long after the end of a connection its process may die, so that it is told as a death and not as a mere close: a dying process
 /// closes its descriptors about a millisecond before its pidfd becomes readable.
 const DEATH_GRACE: Duration = Duration::from_millis(5);
+/// Connections of one user that have ended and whose answers were not read, at most: each holds a descriptor of this service, and others
+/// that are on their way.
+const MOST_UNREAD: usize = 64;
+/// Why no descriptor can be sent.
+pub(super) const SHORT: &str = "as many descriptors as this service's user may have on their way (its ulimit -n) wait for processes that do not read what they were sent";
 /// Checks a pidfd without waiting.
 pub(super) const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
@@ -134,6 +140,9 @@ impl Loop {
             Ok(region) => region,
             Err(e) => return self.turn_away(key, sequence, code_of(&e), &e.to_string()),
         };
+        if self.reads_too_little(key, sequence) {
+            return;
+        }
         let reply = Reply::Observed(Observed {
             version: VERSION,
             peer: self.config.peer,
@@ -142,9 +151,57 @@ impl Loop {
             host_name: self.config.host_name.clone(),
         });
         // The reply can still be read after the service has closed its end. If the observer is gone, nothing is lost.
+        let Some(client) = self.clients.get(&key) else { return };
+        let frame = reply.encode(sequence);
+        let sent = socket::send(&client.socket, &frame, &[region.as_fd()], SendFlags::DONTWAIT);
+        if sent.is_err_and(is_short) {
+            self.tell_short();
+            return self.turn_away(key, sequence, Code::Failed, SHORT);
+        }
         if let Some(client) = self.clients.remove(&key) {
-            let frame = reply.encode(sequence);
-            let _ = socket::send(&client.socket, &frame, &[region.as_fd()], SendFlags::DONTWAIT);
+            self.part(client, true);
+        }
+    }
+
+    /// Closes the connection of a client that is gone from the others, or keeps it, shut down, as long as the process does not read what
+    /// it was sent: so long the descriptors there count against this service's user.
+    fn part(&mut self, client: Client, has_descriptors: bool) {
+        let _ = rustix::net::shutdown(&client.socket, rustix::net::Shutdown::Both);
+        let _ = epoll::delete(&self.epoll, &client.socket);
+        if has_descriptors && is_unread(&client.socket) {
+            self.unread.push((client.who.uid, client.socket));
+        }
+    }
+
+    /// Turns a client away whose user has too many connections of which the answers are not read. Gives whether it did.
+    fn reads_too_little(&mut self, key: u64, sequence: u64) -> bool {
+        let Some(uid) = self.clients.get(&key).map(|c| c.who.uid) else { return true };
+        let count = |all: &[(u32, OwnedFd)]| all.iter().filter(|(user, _)| *user == uid).count();
+        if count(&self.unread) >= MOST_UNREAD {
+            self.forget_read();
+        }
+        let is_too_many = count(&self.unread) >= MOST_UNREAD;
+        if is_too_many {
+            let text = format!(
+                "user {uid} has {MOST_UNREAD} connections to this service whose answers are not read: let those processes read, or end them"
+            );
+            self.turn_away(key, sequence, Code::Full, &text);
+        }
+        is_too_many
+    }
+
+    /// Closes the connections that have ended and whose answers were read.
+    pub(super) fn forget_read(&mut self) {
+        self.unread.retain(|(_, socket)| is_unread(socket));
+    }
+
+    /// Says that no descriptor can be sent, once a minute.
+    pub(super) fn tell_short(&mut self) {
+        let now = Instant::now();
+        if self.short_until.is_none_or(|until| now >= until) {
+            self.short_until = Some(now + TOLD);
+            let reason = format!("cannot give a process a descriptor: {SHORT}");
+            self.tell(&Event::Trouble { reason });
         }
     }
 
@@ -175,6 +232,9 @@ impl Loop {
     /// Grants an area and sends the `Welcome`, or turns the client away.
     pub(super) fn welcome(&mut self, key: u64, sequence: u64, pidfd: OwnedFd) {
         let Some((who, image)) = self.clients.get(&key).map(|c| (c.who.clone(), c.image)) else { return };
+        if self.reads_too_little(key, sequence) {
+            return;
+        }
         self.end_replaced(who.pid, image);
         self.tell_closed(Some(who.pid));
         let grant = match self.writer.open_area(self.config.area_bytes, who.pid, &who.name) {
@@ -197,6 +257,10 @@ impl Loop {
             Err(e) => {
                 self.publish_end(area);
                 self.take_back(area);
+                if matches!(e, Error::System { source, .. } if is_short(source)) {
+                    self.tell_short();
+                    return self.turn_away(key, sequence, Code::Failed, SHORT);
+                }
                 let cause =
                     std::error::Error::source(&e).map_or_else(String::new, |cause| format!(": {cause}"));
                 self.turn_away(key, sequence, Code::Failed, &format!("{e}{cause}"));
@@ -257,11 +321,11 @@ impl Loop {
 
     /// Ends a connection, whatever led to it. The death is published before the event is.
     pub(super) fn end(&mut self, key: u64, ending: Ending) {
-        let Some(client) = self.clients.remove(&key) else { return };
-        // A forked child may hold another descriptor of this connection; shut it down for that one, too.
-        let _ = rustix::net::shutdown(&client.socket, rustix::net::Shutdown::Both);
-        let _ = epoll::delete(&self.epoll, &client.socket);
-        let Some(Attached { area, pidfd, .. }) = client.attached else { return };
+        let Some(mut client) = self.clients.remove(&key) else { return };
+        let (who, image, attached) = (client.who.clone(), client.image, client.attached.take());
+        // A forked child may hold another descriptor of this connection; it is shut down for that one, too.
+        self.part(client, attached.is_some());
+        let Some(Attached { area, pidfd, .. }) = attached else { return };
         self.bells.forget(key);
         let endpoints = self.publish_end(area);
         if !endpoints.is_empty() {
@@ -277,10 +341,9 @@ impl Loop {
             self.take_back(area);
         } else {
             // Its pidfd stays watched; its death leads to `sweep`.
-            let (pid, image) = (client.who.pid, client.image);
-            self.lingering.insert(area, Lingering { pid, pidfd, image });
+            self.lingering.insert(area, Lingering { pid: who.pid, pidfd, image });
         }
-        let end = Undecided { until: Instant::now() + DEATH_GRACE, who: client.who, area, endpoints };
+        let end = Undecided { until: Instant::now() + DEATH_GRACE, who, area, endpoints };
         match ending {
             // Others have their turns meanwhile.
             Ending::Closed if !done => self.undecided.push(end),
@@ -353,6 +416,15 @@ pub(super) fn code_of(error: &isthmus_region::Error) -> Code {
 pub(super) fn refuse(socket: &OwnedFd, sequence: u64, code: Code, text: &str) {
     let frame = Reply::Refused { code, text: text.to_owned() }.encode(sequence);
     let _ = socket::send(socket, &frame, &[], SendFlags::DONTWAIT);
+}
+
+/// Whether a descriptor could not be sent for want of something that returns when others read.
+pub(super) fn is_short(error: Errno) -> bool {
+    matches!(error, Errno::TOOMANYREFS | Errno::NOBUFS)
+}
+
+fn is_unread(socket: &OwnedFd) -> bool {
+    unread(socket).is_ok_and(|bytes| bytes > 0)
 }
 
 pub(super) fn is_dead(pidfd: &OwnedFd, limit: Timespec) -> bool {

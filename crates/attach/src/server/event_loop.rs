@@ -24,7 +24,7 @@ use crate::socket;
 /// How often to look at what is to be tried again.
 const TICK: Duration = Duration::from_millis(250);
 /// How often to say that there are no descriptors for more processes.
-const TOLD: Duration = Duration::from_secs(60);
+pub(super) const TOLD: Duration = Duration::from_secs(60);
 /// How long a client may take from connecting to its `Hello`.
 const GREETING: Duration = Duration::from_secs(10);
 
@@ -59,6 +59,10 @@ pub(super) struct Loop {
     unwatched_until: Option<Instant>,
     /// Until when that is not told again.
     told_until: Option<Instant>,
+    /// Until when it is not told again that descriptors cannot be sent.
+    pub(super) short_until: Option<Instant>,
+    /// Connections that have ended and whose answers were not read yet, each with its user.
+    pub(super) unread: Vec<(u32, OwnedFd)>,
     /// When to look again whether areas of the dead are still held.
     held_next: Instant,
     /// Of the rings for deaths.
@@ -108,6 +112,8 @@ impl Loop {
             next: FIRST_CLIENT,
             unwatched_until: None,
             told_until: None,
+            short_until: None,
+            unread: Vec::new(),
             held_next: Instant::now(),
             pace: Pace::of_own_deaths(Instant::now()),
             held_up: BTreeSet::new(),
@@ -163,11 +169,12 @@ impl Loop {
         self.awake_until.is_some()
     }
 
-    /// Only these need one: clients that have not said Hello, a listener that is not watched, areas of the dead that others'
+    /// Only these need one: clients that have not said Hello, answers that were not read, a listener that is not watched, areas of the dead that others'
     /// operations still hold, processes that may be dying, and deaths that were not rung for yet.
     fn timeout(&self) -> Option<Duration> {
         let hurry = self.unwatched_until.is_some()
             || self.clients.values().any(|c| c.attached.is_none())
+            || !self.unread.is_empty()
             || self.writer.held().iter().any(|area| !self.lingering.contains_key(area));
         let tick = hurry.then_some(TICK);
         let held_up = (!self.held_up.is_empty()).then_some(Duration::from_millis(10));
@@ -371,6 +378,7 @@ impl Loop {
         let is_due = now >= self.held_next;
         if is_due {
             self.held_next = now + TICK;
+            self.forget_read();
         }
         let mut ends = self.decided(now);
         for area in self.writer.held() {

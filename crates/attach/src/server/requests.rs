@@ -10,7 +10,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
-use super::client::{AT_ONCE, AWAKE, Client, code_of, is_dead};
+use super::client::{AT_ONCE, AWAKE, Client, SHORT, code_of, is_dead, is_short};
 use super::event_loop::Loop;
 use super::{Answer, Asked, Asker, Ending, Order, Settling, To, Wakeup};
 use crate::bells::Bells;
@@ -219,7 +219,7 @@ impl Loop {
         };
         let frame = Reply::File.encode(sequence);
         let sent = socket::send(&client.socket, &frame, &[file.as_fd()], SendFlags::DONTWAIT);
-        self.end_unless_sent(key, sent);
+        self.refuse_unless_sent(key, sequence, sent);
     }
 
     /// Gives the client the pidfd of the process that has an endpoint, if it is one of the same user. Not where several users
@@ -249,7 +249,7 @@ impl Loop {
         }
         let frame = Reply::Process.encode(sequence);
         let sent = socket::send(&client.socket, &frame, &[attached.pidfd.as_fd()], SendFlags::DONTWAIT);
-        self.end_unless_sent(key, sent);
+        self.refuse_unless_sent(key, sequence, sent);
     }
 
     /// Gives the client a bell for a place of the region.
@@ -302,7 +302,7 @@ impl Loop {
                 let Some(client) = self.clients.get(&key) else { return };
                 let frame = Reply::Bell.encode(sequence);
                 let sent = socket::send(&client.socket, &frame, &[bell.as_fd()], SendFlags::DONTWAIT);
-                self.end_unless_sent(key, sent);
+                self.refuse_unless_sent(key, sequence, sent);
             }
             Err(e) => {
                 let reply =
@@ -324,7 +324,7 @@ impl Loop {
         keep(&self.bells, own);
         let frame = Reply::Bell.encode(sequence);
         let sent = socket::send(&client.socket, &frame, &[bell.as_fd()], SendFlags::DONTWAIT);
-        self.end_unless_sent(key, sent);
+        self.refuse_unless_sent(key, sequence, sent);
     }
 
     /// Sends a reply. A client whose socket is full of unread replies is dropped.
@@ -332,6 +332,15 @@ impl Loop {
         let Some(client) = self.clients.get(&key) else { return };
         let sent = socket::send(&client.socket, frame, &[], SendFlags::DONTWAIT);
         self.end_unless_sent(key, sent);
+    }
+
+    /// After an answer with a descriptor. Where those on their way are too many, it is another client that does not read.
+    fn refuse_unless_sent(&mut self, key: u64, sequence: u64, sent: rustix::io::Result<()>) {
+        if !sent.is_err_and(is_short) {
+            return self.end_unless_sent(key, sent);
+        }
+        self.tell_short();
+        self.answer(key, &Reply::Refused { code: Code::Failed, text: SHORT.into() }.encode(sequence));
     }
 
     fn end_unless_sent(&mut self, key: u64, sent: rustix::io::Result<()>) {
