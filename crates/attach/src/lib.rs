@@ -6,7 +6,7 @@
 //! - [`client`]: the process's side: [`connect`] returns a [`isthmus_region::member::Member`].
 //! - [`server`]: the local service's side, the same in the host service and in the guest agent.
 //! - [`deaths`]: names the process that died first, for both services.
-//! - [`pace`]: how often sleepers are rung for deaths, and rounds of all services are begun.
+//! - [`pace`]: how often sleepers are rung for deaths, rounds of all services are begun, and refusals are told.
 //! - [`notify`]: reports to systemd.
 //! - [`daemon`]: signals that stay ignored, and the limit on descriptors.
 //!

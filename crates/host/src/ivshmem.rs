@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use isthmus_attach::pace::{OF_STRANGER, OF_USER, Refusals};
 use isthmus_attach::server::{Allowed, ring};
 use isthmus_attach::socket;
 use isthmus_region::dax::Head;
@@ -184,6 +185,8 @@ struct Loop {
     links: HashMap<u64, Link>,
     next_key: u64,
     unwatched_until: Option<Instant>,
+    /// Those that were told.
+    refusals: Refusals,
 }
 
 impl Server {
@@ -220,6 +223,7 @@ impl Server {
             links: HashMap::new(),
             next_key: FIRST_LINK,
             unwatched_until: None,
+            refusals: Refusals::default(),
         };
         let thread = std::thread::Builder::new()
             .name("isthmus-ivshmem".into())
@@ -282,7 +286,8 @@ impl Loop {
     fn timeout(&self) -> Option<Duration> {
         let queued =
             self.links.values().any(|l| !l.queue.is_empty() || l.is_untold) || self.unwatched_until.is_some();
-        queued.then_some(Duration::from_millis(100))
+        let told = self.refusals.due_in(Instant::now());
+        queued.then_some(Duration::from_millis(100)).into_iter().chain(told).min()
     }
 
     /// Looks at the members that have rung, reports their changes, and answers.
@@ -358,17 +363,38 @@ impl Loop {
                 return;
             }
         };
-        if let Err(reason) = self.greet(socket, self.config.sockets[number].1) {
+        let peer = match socket::caller(&socket) {
+            Ok(peer) => peer,
+            Err(source) => {
+                let e = Error::System { action: "learn whose QEMU connects", source };
+                return self.tell(&Event::VmRefused { reason: with_causes(&e) });
+            }
+        };
+        // Before anything that takes time, or that others notice.
+        if !self.config.allowed.lets_in(peer.uid) {
+            let _ = socket::send(&socket, &REFUSAL.to_le_bytes(), &[], SendFlags::DONTWAIT);
+            let reason = format!("user {} may not connect a VM to this region", peer.uid);
+            return self.tell_refused(peer.uid, OF_STRANGER, reason);
+        }
+        let caller = Caller { vm: self.config.sockets[number].1, process: peer.pid.and_then(Process::with) };
+        if let Err(reason) = self.greet(socket, caller) {
+            self.tell_refused(peer.uid, OF_USER, reason);
+        }
+    }
+
+    /// Tells that a VM was turned away, unless a user's were so often.
+    fn tell_refused(&mut self, user: u32, most: u32, reason: String) {
+        if self.refusals.comes(user, most, Instant::now()) {
             self.tell(&Event::VmRefused { reason });
         }
     }
 
-    /// Lets a VM in, or tells QEMU to give up and gives the reason.
-    fn greet(&mut self, socket: OwnedFd, wanted: Option<u32>) -> std::result::Result<(), String> {
+    /// Lets a VM of an allowed user in, or tells QEMU to give up and gives the reason.
+    fn greet(&mut self, socket: OwnedFd, caller: Caller) -> std::result::Result<(), String> {
         // A VM that is restarted at once may connect before the end of its old connection was read.
         let keys: Vec<u64> = self.links.keys().copied().collect();
         keys.into_iter().for_each(|key| self.receive(key));
-        let admitted = self.admit(&socket, wanted);
+        let admitted = self.admit(caller);
         let (member, vectors) = match admitted {
             Ok(admitted) => admitted,
             Err(reason) => {
@@ -427,22 +453,11 @@ impl Loop {
         Ok(())
     }
 
-    /// Makes a VM of an allowed user a member. Returns its number and its eventfds.
-    fn admit(
-        &mut self,
-        socket: &OwnedFd,
-        wanted: Option<u32>,
-    ) -> std::result::Result<(u32, Vec<Arc<OwnedFd>>), String> {
+    /// Makes a VM a member. Returns its number and its eventfds.
+    fn admit(&mut self, caller: Caller) -> std::result::Result<(u32, Vec<Arc<OwnedFd>>), String> {
         let told = |e: Error| with_causes(&e) + &limit_told(&e);
-        let peer = isthmus_attach::socket::caller(socket)
-            .map_err(|source| told(Error::System { action: "learn whose QEMU connects", source }))?;
-        let uid = peer.uid;
-        if !self.config.allowed.lets_in(uid) {
-            return Err(format!("user {uid} may not connect a VM to this region"));
-        }
         let vectors: Result<Vec<_>> = (0..self.config.vectors).map(|_| eventfd().map(Arc::new)).collect();
         let vectors = vectors.map_err(told)?;
-        let caller = Caller { vm: wanted, process: peer.pid.and_then(Process::with) };
         let member = self.members().add_vm(&caller).map_err(told)?;
         // Before QEMU has its answer, after which an agent may speak.
         self.config.router.plugged(member, caller, vectors.clone());
@@ -522,6 +537,9 @@ impl Loop {
 
     /// Tries again to send what did not fit, and watches the listeners again.
     fn sweep(&mut self) {
+        for reason in self.refusals.due(Instant::now()) {
+            self.tell(&Event::Trouble { reason: format!("VMs of {reason}") });
+        }
         let waiting: Vec<u64> =
             self.links.iter().filter(|(_, l)| !l.queue.is_empty()).map(|(key, _)| *key).collect();
         for key in waiting {

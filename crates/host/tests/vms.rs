@@ -56,7 +56,7 @@ fn start_with(dir: &Path, names: &[&str], settle: impl FnOnce(&mut Config)) -> (
     (service.unwrap(), events)
 }
 
-fn await_event(events: &Receiver<Event>, fits: impl Fn(&Event) -> bool) -> Event {
+fn await_event(events: &Receiver<Event>, mut fits: impl FnMut(&Event) -> bool) -> Event {
     let deadline = Instant::now() + SOON;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -231,6 +231,44 @@ fn a_service_that_stops_leaves_its_successors_sockets() {
             }
         });
     }
+}
+
+/// The sockets let all users connect, and the service looks who it is.
+#[test]
+fn a_stranger_who_comes_again_and_again_has_one_line() {
+    use std::os::unix::fs::PermissionsExt;
+    if !rustix::process::getuid().is_root() {
+        // Not by println!, which the harness keeps to itself where a test passes.
+        let _ =
+            std::io::stderr().write_all(b"\nskipped: strangers at the sockets: only root can become one\n");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let (service, events) = start_with(dir.path(), &["red"], |config| {
+        config.mode = 0o666;
+        config.allowed = isthmus_attach::server::Allowed::Users(Vec::new());
+    });
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65534)).unwrap();
+            for _ in 0..300 {
+                let refused = isthmus_attach::connect_at(service.attach_socket()).unwrap_err().to_string();
+                assert!(refused.contains("user 65534 may not attach here"), "{refused}");
+                let socket = Qemu::plug(service.ivshmem_socket());
+                assert!(matches!(Qemu::message(&socket), Some((-1, None))));
+                assert!(Qemu::message(&socket).is_none());
+            }
+        });
+    });
+    let _red = Qemu::connect(service.ivshmem_socket());
+    let mut told = Vec::new();
+    await_event(&events, |event| {
+        told.push(event.to_string());
+        matches!(event, Event::VmConnected { .. })
+    });
+    let of = |what: &str| told.iter().filter(|line| line.contains(what)).count();
+    assert_eq!((of("65534 was turned away"), of("a VM was turned away"), told.len()), (1, 1, 3), "{told:?}");
 }
 
 #[test]

@@ -117,7 +117,7 @@ impl Loop {
             refuse(&client.socket, sequence, Code::BadFrame, what);
             if client.attached.is_none() {
                 let reason = format!("a frame that is not of the attach protocol: {what}");
-                self.tell(&Event::Refused { who: client.who.clone(), reason });
+                self.tell_refused(client.who.clone(), reason);
             }
         }
         self.end(key, Ending::Dropped);
@@ -127,7 +127,7 @@ impl Loop {
     pub(super) fn turn_away(&mut self, key: u64, sequence: u64, code: Code, text: &str) {
         if let Some(client) = self.clients.remove(&key) {
             refuse(&client.socket, sequence, code, text);
-            self.tell(&Event::Refused { who: client.who, reason: text.to_owned() });
+            self.tell_refused(client.who, text.to_owned());
         }
     }
 

@@ -17,7 +17,7 @@ use super::client::{AT_ONCE, Client, Lingering, Undecided, is_dead, refuse};
 use super::{Config, Ending, Event, Newcomer, Observer, Order, Settling, Wakeup, Who, eventfd};
 use crate::bells::Bells;
 use crate::error::{Error, Result};
-use crate::pace::Pace;
+use crate::pace::{OF_STRANGER, OF_USER, Pace, Refusals};
 use crate::protocol::{Code, Request};
 use crate::socket;
 
@@ -67,6 +67,8 @@ pub(super) struct Loop {
     held_next: Instant,
     /// Of the rings for deaths.
     pace: Pace,
+    /// Those that were told.
+    refusals: Refusals,
     /// Clients that are not heard for now ([`Loop::let_go_on`]).
     pub(super) held_up: BTreeSet<u64>,
     /// Until when it looks for frames without sleeping.
@@ -116,6 +118,7 @@ impl Loop {
             unread: Vec::new(),
             held_next: Instant::now(),
             pace: Pace::of_own_deaths(Instant::now()),
+            refusals: Refusals::default(),
             held_up: BTreeSet::new(),
             awake_until: None,
             is_settling: false,
@@ -170,7 +173,7 @@ impl Loop {
     }
 
     /// Only these need one: clients that have not said Hello, answers that were not read, a listener that is not watched, areas of the dead that others'
-    /// operations still hold, processes that may be dying, and deaths that were not rung for yet.
+    /// operations still hold, processes that may be dying, deaths that were not rung for yet, and refusals that are to be summed up.
     fn timeout(&self) -> Option<Duration> {
         let hurry = self.unwatched_until.is_some()
             || self.clients.values().any(|c| c.attached.is_none())
@@ -180,12 +183,21 @@ impl Loop {
         let held_up = (!self.held_up.is_empty()).then_some(Duration::from_millis(10));
         let now = Instant::now();
         let dying = self.undecided.iter().map(|end| end.until.saturating_duration_since(now));
-        tick.into_iter().chain(held_up).chain(dying).chain(self.pace.due_in(now)).min()
+        let told = self.pace.due_in(now).into_iter().chain(self.refusals.due_in(now));
+        tick.into_iter().chain(held_up).chain(dying).chain(told).min()
     }
 
     /// Calls the observer.
     pub(super) fn tell(&self, event: &Event) {
         (self.observer)(event);
+    }
+
+    /// Tells that a client was turned away, unless there were many of its user.
+    pub(super) fn tell_refused(&mut self, who: Who, reason: String) {
+        let most = if self.config.allowed.lets_in(who.uid) { OF_USER } else { OF_STRANGER };
+        if self.refusals.comes(who.uid, most, Instant::now()) {
+            self.tell(&Event::Refused { who, reason });
+        }
     }
 
     /// Carries out orders. Returns whether to stop.
@@ -259,7 +271,7 @@ impl Loop {
                 rustix::process::getuid().as_raw()
             );
             refuse(&socket, 0, Code::NotAllowed, &text);
-            return self.tell(&Event::Refused { who, reason: text });
+            return self.tell_refused(who, text);
         }
         let _ = self.add(socket, who, peer.gid);
     }
@@ -397,6 +409,9 @@ impl Loop {
             self.take_back(area);
         }
         ends.iter().for_each(|end| self.tell(end));
+        for reason in self.refusals.due(now) {
+            self.tell(&Event::Trouble { reason });
+        }
         let late = |c: &Client| c.attached.is_none() && now.duration_since(c.since) > GREETING;
         let late: Vec<u64> = self.clients.iter().filter(|(_, c)| late(c)).map(|(key, _)| *key).collect();
         for key in late {
