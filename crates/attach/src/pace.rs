@@ -18,6 +18,9 @@ const OF_VM: Rate = (32, Duration::from_millis(25));
 /// Rounds of all services that a VM asks for.
 const ROUNDS: Rate = (256, Duration::from_millis(10));
 
+/// Looks at a VM's entry in the table of members, for which its agent rings at each of its steps.
+const JOINS: Rate = (32, Duration::from_millis(50));
+
 /// Decides each time whether to do it at once.
 #[derive(Debug)]
 pub struct Pace {
@@ -48,6 +51,11 @@ impl Pace {
     /// Of the rounds that a VM asks for.
     pub fn of_rounds(now: Instant) -> Self {
         Self::new(ROUNDS, now)
+    }
+
+    /// Of the steps of joining that a VM rings for.
+    pub fn of_joins(now: Instant) -> Self {
+        Self::new(JOINS, now)
     }
 
     /// Notes one. Returns whether to do it now; if not, [`Pace::is_due`] will tell.
@@ -180,7 +188,7 @@ mod tests {
 
     #[test]
     fn few_go_through_at_once() {
-        for (rate, begun) in [OWN, OF_VM, ROUNDS].map(|rate| (rate, Instant::now())) {
+        for (rate, begun) in [OWN, OF_VM, ROUNDS, JOINS].map(|rate| (rate, Instant::now())) {
             let (burst, every) = rate;
             let mut pace = Pace::new(rate, begun);
             for i in 0..1000 {
@@ -194,7 +202,7 @@ mod tests {
 
     #[test]
     fn many_go_through_together_and_none_is_forgotten() {
-        for rate in [OWN, OF_VM, ROUNDS] {
+        for rate in [OWN, OF_VM, ROUNDS, JOINS] {
             let (burst, every) = rate;
             let begun = Instant::now();
             let mut pace = Pace::new(rate, begun);

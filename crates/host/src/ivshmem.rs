@@ -14,7 +14,7 @@
 //! and refuses any other id for it; the others are numbered from 1 in its view, the host first. So an id says nothing
 //! about who a VM is: that is known by its wake port (`ports`). An agent whose VM rings by the device is told which id is whose.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -187,6 +187,8 @@ struct Loop {
     unwatched_until: Option<Instant>,
     /// Those that were told.
     refusals: Refusals,
+    /// Members of which it was told in this life that their entries are no good.
+    troubled: BTreeSet<u32>,
 }
 
 impl Server {
@@ -224,6 +226,7 @@ impl Server {
             next_key: FIRST_LINK,
             unwatched_until: None,
             refusals: Refusals::default(),
+            troubled: BTreeSet::new(),
         };
         let thread = std::thread::Builder::new()
             .name("isthmus-ivshmem".into())
@@ -298,6 +301,9 @@ impl Loop {
             match change {
                 Ok(Some(change)) => {
                     let name = self.members().name(index).to_owned();
+                    if !matches!(change, Change::Impostor(_)) {
+                        self.troubled.remove(&index);
+                    }
                     match change {
                         // All processes of its life before are dead for others, and let go of the region themselves.
                         Change::Over(_) => self.config.router.over(index),
@@ -309,6 +315,8 @@ impl Loop {
                     }
                 }
                 Ok(None) => {}
+                // A VM that can write the table can have it so each time.
+                Err(_) if !self.troubled.insert(index) => {}
                 Err(e) => {
                     // Its life may have ended before that.
                     self.config.router.death(index);
@@ -409,6 +417,7 @@ impl Loop {
         if let Some(bells) = &self.config.bells {
             let _ = isthmus_region::dax::mark_bells(bells, self.members().region().shape().uuid);
         }
+        self.troubled.remove(&member);
         let mut link = Link::new(socket, member, vectors.clone());
         let memory = usize::try_from(member).ok().and_then(|member| self.config.memory.get(member));
         link.queue.extend(memory.map(|memory| Message::with(SHARED_MEMORY, memory)));

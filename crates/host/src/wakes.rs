@@ -424,6 +424,8 @@ struct Link {
     is_reported: bool,
     /// Received bytes that are not a whole frame yet.
     part: Vec<u8>,
+    /// Of the steps of joining that it rings for.
+    joins: Pace,
     /// Of the deaths that it tells of.
     deaths: Pace,
     /// Of the rounds that it asks for, and those that wait: with their numbers.
@@ -432,6 +434,14 @@ struct Link {
 }
 
 impl Link {
+    /// Has its VM's entry in the table of members looked at.
+    fn look_at(&self, router: &Router) {
+        let member = router.ports().member(self.key);
+        if let Some(member) = member {
+            router.errands.look_at(member);
+        }
+    }
+
     /// Begins one round for all that its VM has asked for and that wait: each of its numbers is answered.
     fn begin_round(&mut self, router: &Router) {
         let member = router.ports().member(self.key);
@@ -498,7 +508,7 @@ impl Relay {
             poll.extend(vectors.iter().map(|vector| PollFd::new(&**vector, PollFlags::IN)));
             let rounds = self.config.router.look_at_rounds();
             let now = Instant::now();
-            let paces = self.links.iter().flat_map(|link| [&link.deaths, &link.rounds]);
+            let paces = self.links.iter().flat_map(|link| [&link.joins, &link.deaths, &link.rounds]);
             let opens = self.shut_until.map(|until| until.saturating_duration_since(now));
             let due = paces.filter_map(|pace| pace.due_in(now)).chain(rounds).chain(opens).min();
             let timeout = due.and_then(|due| Timespec::try_from(due).ok());
@@ -542,6 +552,9 @@ impl Relay {
             }
             let now = Instant::now();
             for link in &mut self.links {
+                if link.joins.is_due(now) {
+                    link.look_at(&self.config.router);
+                }
                 if link.deaths.is_due(now) {
                     self.config.router.death_behind(link.key);
                 }
@@ -590,6 +603,7 @@ impl Relay {
                 is_known: false,
                 is_reported: false,
                 part: Vec::new(),
+                joins: Pace::of_joins(Instant::now()),
                 deaths: Pace::of_deaths_behind(Instant::now()),
                 rounds: Pace::of_rounds(Instant::now()),
                 asked: BTreeSet::new(),
@@ -617,7 +631,10 @@ impl Relay {
                     match member {
                         Some(member) => {
                             router.doorbells.said(member, rings);
-                            router.errands.look_at(member);
+                            // Each look takes the time of another thread, and finds all that was said before.
+                            if link.joins.comes(Instant::now()) {
+                                link.look_at(router);
+                            }
                         }
                         None => {
                             let frame = ring::peer(ring::NOBODY, router.region.shape().uuid[0]);

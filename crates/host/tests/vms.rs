@@ -606,6 +606,38 @@ fn a_wake_port_speaks_for_the_vm_whose_it_is_and_for_no_other() {
 }
 
 #[test]
+fn a_vm_that_spoils_its_entry_and_rings_without_end_has_one_line_and_wakes_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, events) = start(dir.path(), &["red"]);
+    let host = isthmus_attach::connect_at(service.attach_socket()).unwrap();
+    let red = Qemu::connect(&service.ivshmem_socket_of("red").unwrap());
+    let mut port = UnixStream::connect(service.wake_socket_of("red").unwrap()).unwrap();
+    // The place of its section.
+    let entry = 4096 + isthmus_region::format::peer::BYTES;
+    let section = entry + isthmus_region::format::peer::SECTION;
+    let mut was = [0; 8];
+    rustix::io::pread(&red.region, &mut was, section).unwrap();
+    rustix::io::pwrite(&red.region, &1_u64.to_le_bytes(), section).unwrap();
+    let deaths = host.own().deaths().get();
+    for _ in 0..1000 {
+        port.write_all(&ring::hello(false)).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    rustix::io::pwrite(&red.region, &was, section).unwrap();
+    // It still joins.
+    drop(port);
+    let agent = red.boot(&service.wake_socket_of("red").unwrap(), &dir.path().join("red")).unwrap();
+    let mut lines = 0;
+    await_event(&events, |event| {
+        lines += usize::from(matches!(event, Event::Trouble { .. }));
+        matches!(event, Event::VmReady { .. })
+    });
+    assert_eq!(lines, 1);
+    assert!(host.own().deaths().get() <= deaths + 1, "{}", host.own().deaths().get() - deaths);
+    drop(agent);
+}
+
+#[test]
 fn an_agent_takes_no_port_of_another_service() {
     let (dir, other_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (service, _events) = start(dir.path(), &["red"]);
