@@ -154,6 +154,34 @@ pub fn listen(path: &Path, kind: SocketType, mode: u32, group: Option<u32>) -> R
     Ok(socket)
 }
 
+/// The name of a socket that this process has made, by which its file is known again: the name may be another socket's by the time when
+/// this one goes, if somebody has removed it.
+#[derive(Debug)]
+pub struct Name {
+    path: PathBuf,
+    /// Device and number of the file. The socket keeps it, so no other file has these as long as the socket is open.
+    file: Option<(u64, u64)>,
+}
+
+impl Name {
+    /// The name at which a socket of this process listens.
+    pub fn of(path: &Path) -> Self {
+        Self { path: path.to_path_buf(), file: file_at(path) }
+    }
+
+    /// Removes it, if it is still that socket's. To be done before the socket is closed.
+    pub fn remove(&self) {
+        if self.file.is_some() && file_at(&self.path) == self.file {
+            let _ = rustix::fs::unlink(&self.path);
+        }
+    }
+}
+
+/// Device and number of the file with this name.
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    rustix::fs::lstat(path).ok().map(|file| (file.st_dev, file.st_ino))
+}
+
 /// Waits until no other service looks at what is in the folder of `path`: a lock of the folder, which ends with its
 /// descriptor. Other users may lock it, too, so after [`PATIENCE`] it goes on without.
 fn take_turn(path: &Path) -> Option<OwnedFd> {

@@ -209,7 +209,7 @@ impl Server {
         let (mut listeners, mut names) = (Vec::new(), Names::default());
         for (key, (path, _)) in (FIRST_LISTENER..).zip(&config.sockets) {
             let listener = socket::listen(path, SocketType::STREAM, config.mode, config.group)?;
-            names.0.push(path.clone());
+            names.0.push(socket::Name::of(path));
             watch(&listener, key)?;
             listeners.push(listener);
         }

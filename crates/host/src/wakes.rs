@@ -364,7 +364,7 @@ impl Wakes {
         let (mut listeners, mut names) = (Vec::new(), Names::default());
         for (key, (path, _)) in (0_u64..).zip(&config.sockets) {
             let listener = socket::listen(path, SocketType::STREAM, config.mode, config.group)?;
-            names.0.push(path.clone());
+            names.0.push(socket::Name::of(path));
             epoll::add(&door, &listener, EventData::new_u64(key), EventFlags::IN)
                 .map_err(system("watch a descriptor"))?;
             listeners.push(listener);
@@ -401,13 +401,11 @@ impl Drop for Wakes {
 
 /// Sockets' names, which are removed with this value: also where one after them cannot be made.
 #[derive(Debug, Default)]
-pub(crate) struct Names(pub Vec<PathBuf>);
+pub(crate) struct Names(pub Vec<socket::Name>);
 
 impl Drop for Names {
     fn drop(&mut self) {
-        for path in &self.0 {
-            let _ = rustix::fs::unlink(path);
-        }
+        self.0.iter().for_each(socket::Name::remove);
     }
 }
 

@@ -233,6 +233,25 @@ fn a_service_that_stops_leaves_its_successors_sockets() {
     }
 }
 
+/// One that comes while another runs whose sockets somebody has removed.
+#[test]
+fn a_service_removes_no_sockets_but_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let (old, _events) = start(dir.path(), &["red"]);
+    let own = old.wake_socket_of("red").unwrap();
+    let paths = [old.attach_socket(), old.wake_socket(), old.ivshmem_socket()].map(Path::to_owned);
+    paths.iter().chain([&own]).for_each(|path| std::fs::remove_file(path).unwrap());
+    let kind = SocketType::STREAM;
+    let listen = |path: &std::path::PathBuf| isthmus_attach::socket::listen(path, kind, 0o600, None).unwrap();
+    let _new = paths.each_ref().map(listen);
+    let other = old.ivshmem_socket_of("red").unwrap();
+    drop(old);
+    for path in &paths {
+        assert!(UnixStream::connect(path).is_ok(), "{}", path.display());
+    }
+    assert!(!own.exists() && !other.exists());
+}
+
 /// The sockets let all users connect, and the service looks who it is.
 #[test]
 fn a_stranger_who_comes_again_and_again_has_one_line() {

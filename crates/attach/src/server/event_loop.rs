@@ -19,7 +19,7 @@ use crate::bells::Bells;
 use crate::error::{Error, Result};
 use crate::pace::{OF_STRANGER, OF_USER, Pace, Refusals};
 use crate::protocol::{Code, Request};
-use crate::socket;
+use crate::socket::{self, Name};
 
 /// How often to look at what is to be tried again.
 const TICK: Duration = Duration::from_millis(250);
@@ -42,6 +42,7 @@ pub(super) struct Loop {
     observer: Observer,
     pub(super) epoll: OwnedFd,
     listener: OwnedFd,
+    name: Name,
     pub(super) bell: Arc<OwnedFd>,
     pub(super) orders: mpsc::Sender<Order>,
     inbox: mpsc::Receiver<Order>,
@@ -87,6 +88,7 @@ impl Loop {
         inbox: mpsc::Receiver<Order>,
     ) -> Result<Self> {
         let listener = socket::listen(&config.path, SocketType::SEQPACKET, config.mode, config.group)?;
+        let name = Name::of(&config.path);
         let bell = eventfd()?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|source| Error::System { action: "create an epoll descriptor", source })?;
@@ -103,6 +105,7 @@ impl Loop {
             observer,
             epoll,
             listener,
+            name,
             bell: Arc::new(bell),
             orders,
             inbox,
@@ -231,7 +234,7 @@ impl Loop {
         self.sweep();
         self.tell_closed(None);
         // Before the listener is closed, so that nothing connects to a service that has ended.
-        let _ = rustix::fs::unlink(&self.config.path);
+        self.name.remove();
     }
 
     /// Watches `fd` for reading; its events carry `key`.
