@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
  * A program whose service ends, and another one comes at its socket: the numbers that it knows are other objects there, which
- * are not its own. For tests/sysv/services.
+ * are not its own. And one whose service is stopped. For tests/sysv/services.
  *
  *	usage: PROGRAM make    makes a set and a segment that begins with '2', and looks after them until a line comes: 1 if a byte has changed
  *	       PROGRAM elsewhere    as PROGRAM, but loses its environment and its directory; after the line the service has ended
  *	       PROGRAM        makes the same with '1', says `ready`, and goes on after a line
+ *	       PROGRAM stopped PID    stops the service, and sleeps meanwhile: until a time, a signal, and another process's call
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +18,7 @@
 #include <sys/sem.h>
 #include <sys/shm.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define KEY 0x5e1
@@ -69,10 +72,57 @@ static int elsewhere(void)
 	return 0;
 }
 
+static void hear(int signal)
+{
+	(void)signal;
+}
+
+/* Far less than a process waits for an answer that it cannot do without, on a machine that has much else to do, too. */
+#define SOON 4
+
+static int sleep_while_stopped(pid_t service)
+{
+	struct sembuf down = { 0, -1, 0 }, up = { 0, 1, 0 };
+	struct timespec limit = { 0, 100000000 };
+	int set = semget(IPC_PRIVATE, 1, MAY), before[2], after[2], status;
+	char byte;
+	CHECK(set != -1 && !pipe(before) && !pipe(after));
+	pid_t child = fork();
+	CHECK(child != -1);
+	if (!child) {
+		/* It knows the set before the service stops. */
+		int failed = semop(set, &up, 1) || semop(set, &down, 1) || write(before[1], "", 1) != 1;
+		_exit(failed || read(after[0], &byte, 1) != 1 || usleep(500000) || semop(set, &up, 1));
+	}
+	CHECK(read(before[0], &byte, 1) == 1);
+	CHECK(!semop(set, &up, 1) && !semop(set, &down, 1));
+	CHECK(!kill(service, SIGSTOP));
+	time_t begun = time(NULL);
+	CHECK(semtimedop(set, &down, 1, &limit) == -1 && errno == EAGAIN);
+	CHECK(time(NULL) - begun <= SOON);
+	CHECK(!sigaction(SIGALRM, &(struct sigaction){ .sa_handler = hear }, NULL));
+	begun = time(NULL);
+	alarm(1);
+	CHECK(semop(set, &down, 1) == -1 && errno == EINTR);
+	CHECK(time(NULL) - begun <= SOON);
+	begun = time(NULL);
+	CHECK(write(after[1], "", 1) == 1);
+	CHECK(!semop(set, &down, 1));
+	CHECK(time(NULL) - begun <= SOON);
+	CHECK(!kill(service, SIGCONT));
+	/* It answers what it was asked. */
+	CHECK(semtimedop(set, &down, 1, &limit) == -1 && errno == EAGAIN);
+	CHECK(waitpid(child, &status, 0) == child && !status);
+	CHECK(!semctl(set, 0, IPC_RMID));
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	if (argc > 1 && !strcmp(argv[1], "elsewhere"))
 		return elsewhere();
+	if (argc > 2 && !strcmp(argv[1], "stopped"))
+		return sleep_while_stopped(atoi(argv[2]));
 	int is_second = argc > 1 && !strcmp(argv[1], "make"), status;
 	int set = semget(KEY, 1, IPC_CREAT | IPC_EXCL | MAY);
 	int segment = shmget(KEY, 4096, IPC_CREAT | IPC_EXCL | MAY);

@@ -111,7 +111,8 @@ impl Gate {
 
     fn sleep_at_bell(&self, seen: u64, deaths: u64, limit: Duration, sleep: &mut Nap<'_>) {
         let near = if self.has_near { self.member.near().take() } else { None };
-        let watch = self.member.take_watch(self.place);
+        // Before the look at the word: whatever is rung while the service is asked has changed it by then.
+        let watch = self.member.take_watch(self.place, limit);
         // A service that cannot ring: the clock has to do.
         let limit = if watch.is_some() { limit } else { limit.min(Duration::from_millis(1)) };
         match &near {

@@ -197,12 +197,13 @@ pub trait LocalService: Send + Sync {
     }
 
     /// A descriptor that becomes readable when a process rings at `place`, a place of the region as a word;
-    /// [`crate::doorbell::drain`] empties it.
+    /// [`crate::doorbell::drain`] empties it. Waits no longer than `patience` for the service; one that answers later gives it to one
+    /// that asks then.
     ///
     /// # Errors
-    /// [`Error::Service`] when the service is gone, or has none.
-    fn watch(&self, place: u64) -> Result<OwnedFd> {
-        let _ = place;
+    /// [`Error::Service`] when the service is gone, does not answer soon, or has none.
+    fn watch(&self, place: u64, patience: Duration) -> Result<Kept> {
+        let _ = (place, patience);
         Err(Error::Service { action: "give a bell", reason: "this service has none".into() })
     }
 
@@ -331,6 +332,9 @@ pub const MOST_PIECE_BYTES: u64 = 4 << 20;
 /// How long [`Member::take_unless_refused`] asks a service for nothing that had no more, or did not answer.
 const FULL_PAUSE: Duration = Duration::from_millis(5);
 const SILENT_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long a thread that is about to sleep waits for a bell of its service, which mostly answers in a tenth of a millisecond.
+const WATCH_PATIENCE: Duration = Duration::from_millis(5);
 
 /// An attached process.
 pub struct Member {
@@ -530,14 +534,15 @@ impl Member {
         &self.near
     }
 
-    /// A bell for a place of the region, for one thread at a time: one that was left here, or a new one.
-    pub(crate) fn take_watch(&self, place: u64) -> Option<Kept> {
+    /// A bell for a place of the region, for one thread at a time: one that was left here, or a new one. For that a thread which is to
+    /// sleep for `limit` waits a few milliseconds at most: meanwhile it hears neither signals nor who rings it without the service.
+    pub(crate) fn take_watch(&self, place: u64, limit: Duration) -> Option<Kept> {
         let left = lock_soon(&self.watches).and_then(|mut watches| watches.take(self.watch_of(place)));
         // The program may have closed all that it did not open.
         left.filter(Kept::is_there).or_else(|| {
             // A handler of a signal would wait for the answer to this thread's own request.
             let _blocked = Blocked::new();
-            self.service.watch(place).ok().map(Kept::new)
+            self.service.watch(place, limit.min(WATCH_PATIENCE)).ok()
         })
     }
 

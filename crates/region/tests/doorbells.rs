@@ -14,6 +14,7 @@ use isthmus_region::doorbell::{self, Doorbell, Pollable, Sleeper};
 use isthmus_region::extent::Extent;
 use isthmus_region::format::GlobalSlot;
 use isthmus_region::gate::Gate;
+use isthmus_region::kept::Kept;
 use isthmus_region::member::{LocalService, Member};
 use isthmus_region::membership::{self, NewPeer, Shape};
 use isthmus_region::{Mapping, Result};
@@ -66,10 +67,10 @@ impl LocalService for Handle {
         Ok(bell)
     }
 
-    fn watch(&self, place: u64) -> Result<OwnedFd> {
+    fn watch(&self, place: u64, _: Duration) -> Result<Kept> {
         let (bell, own) = doorbell::bell().unwrap();
         self.0.places.lock().unwrap().entry(place).or_default().push(own);
-        Ok(bell)
+        Ok(Kept::new(bell))
     }
 
     fn ring(&self, _: u64, place: u64) {

@@ -13,11 +13,13 @@ use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix, SocketFlags};
 
 use super::PATIENCE;
 use crate::error::{Error, Result};
-use crate::protocol::{Reply, Request};
+use crate::protocol::{Code, Reply, Request};
 use crate::socket;
 
 /// How long a thread looks for an answer before it sleeps: most come sooner, and a sleep takes longer than that.
 const AWAKE: Duration = Duration::from_micros(30);
+/// Time from a refusal of a bell by the service, which may be short of descriptors, to the next request.
+const ASK_AGAIN: Duration = Duration::from_millis(250);
 
 /// A connection with one request at a time under way.
 #[derive(Debug)]
@@ -33,6 +35,13 @@ pub(super) struct Connection {
     grows: Vec<u64>,
     /// Memory that came in answer to such requests, and serves the next ones: the service counts it as this process's.
     spare: Vec<Extent>,
+    /// Number and place of a request for a bell that was given up and has no answer yet. There is one at most: a service that does not
+    /// answer is asked no more.
+    awaited_bell: Option<(u64, u64)>,
+    /// A bell that came in answer to such a request, with its place.
+    spare_bell: Option<(u64, Kept)>,
+    /// When the service refused a bell.
+    bell_refused: Option<Instant>,
 }
 
 impl Connection {
@@ -60,6 +69,9 @@ impl Connection {
             to_close: Vec::new(),
             grows: Vec::new(),
             spare: Vec::new(),
+            awaited_bell: None,
+            spare_bell: None,
+            bell_refused: None,
         })
     }
 
@@ -89,7 +101,7 @@ impl Connection {
         {
             return Ok((Reply::Extent(extent), Vec::new()));
         }
-        self.send(request, fd.as_ref())?;
+        self.send(request, fd.as_ref(), SendFlags::empty())?;
         drop(fd);
         let answer = self.receive(self.sequence, deadline);
         if let (Request::Grow { .. }, Err(Error::TimedOut { .. })) = (request, &answer) {
@@ -114,7 +126,7 @@ impl Connection {
     /// given up is first waited for, and what it opened is closed.
     pub(super) fn ask_for_object(&mut self, request: &Request) -> Result<Reply> {
         let deadline = Instant::now() + self.patience;
-        if let Err(e) = self.catch_up(deadline).and_then(|()| self.send(request, None)) {
+        if let Err(e) = self.catch_up(deadline).and_then(|()| self.send(request, None, SendFlags::empty())) {
             if let Request::Close { index, incarnation } = request {
                 self.to_close.push((*index, *incarnation));
             }
@@ -143,18 +155,51 @@ impl Connection {
     /// Asks to close one object of `to_close`, if there is any.
     fn close_one(&mut self) -> Result<()> {
         if let Some((index, incarnation)) = self.to_close.last().copied() {
-            self.send(&Request::Close { index, incarnation }, None)?;
+            self.send(&Request::Close { index, incarnation }, None, SendFlags::empty())?;
             self.to_close.pop();
             self.unanswered = Some((self.sequence, false));
         }
         Ok(())
     }
 
+    /// A bell for a place, for one who can do without: waits for `patience` at most, and not at all while a service that has not
+    /// answered in that time still does not. What it answers later is given to one that asks then.
+    pub(super) fn watch(&mut self, place: u64, patience: Duration) -> Result<(Reply, Option<Kept>)> {
+        let deadline = Instant::now() + patience;
+        if let Some((number, of)) = self.awaited_bell {
+            let (reply, fds) = self.receive(number, Instant::now())?;
+            self.keep_bell(of, &reply, fds);
+        }
+        if let Some((_, bell)) = self.spare_bell.take_if(|(of, bell)| *of == place && bell.is_there()) {
+            return Ok((Reply::Bell, Some(bell)));
+        }
+        if self.bell_refused.is_some_and(|at| at.elapsed() < ASK_AGAIN) {
+            let text = "it has refused one just now".into();
+            return Ok((Reply::Refused { code: Code::Failed, text }, None));
+        }
+        // A socket that is full is that of a service that does not read.
+        self.send(&Request::Watch { place }, None, SendFlags::DONTWAIT)?;
+        self.awaited_bell = Some((self.sequence, place));
+        let (reply, fds) = self.receive(self.sequence, deadline)?;
+        if let Reply::Refused { .. } = reply {
+            self.bell_refused = Some(Instant::now());
+        }
+        Ok((reply, fds.into_iter().next().map(Kept::new)))
+    }
+
+    /// Keeps a late answer to a request for a bell.
+    fn keep_bell(&mut self, place: u64, reply: &Reply, fds: Vec<OwnedFd>) {
+        match reply {
+            Reply::Bell => self.spare_bell = fds.into_iter().next().map(|bell| (place, Kept::new(bell))),
+            _ => self.bell_refused = Some(Instant::now()),
+        }
+    }
+
     /// Sends a request with the next number.
-    fn send(&mut self, request: &Request, fd: Option<&OwnedFd>) -> Result<()> {
+    fn send(&mut self, request: &Request, fd: Option<&OwnedFd>, flags: SendFlags) -> Result<()> {
         self.sequence += 1;
         let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
-        match socket::send(&self.socket, &request.encode(self.sequence), &fds, SendFlags::empty()) {
+        match socket::send(&self.socket, &request.encode(self.sequence), &fds, flags) {
             // A service that refuses closes its end at once; its refusal can still be read.
             Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
             Err(Errno::AGAIN) => Err(Error::TimedOut { seconds: self.patience.as_secs() }),
@@ -164,7 +209,18 @@ impl Connection {
 
     /// Waits for the answer to the request with this number.
     fn receive(&mut self, number: u64, deadline: Instant) -> Result<(Reply, Vec<OwnedFd>)> {
-        let awake_until = Instant::now() + AWAKE;
+        let answer = self.receive_until(number, deadline);
+        if let Err(e) = &answer
+            && !matches!(e, Error::TimedOut { .. })
+        {
+            // It may have been lost, as for want of a descriptor.
+            self.awaited_bell = None;
+        }
+        answer
+    }
+
+    fn receive_until(&mut self, number: u64, deadline: Instant) -> Result<(Reply, Vec<OwnedFd>)> {
+        let awake_until = deadline.min(Instant::now() + AWAKE);
         loop {
             let packet = match socket::receive(&self.socket, RecvFlags::DONTWAIT) {
                 Ok(packet) => packet,
@@ -198,9 +254,14 @@ impl Connection {
                     self.spare.push(*extent);
                 }
             }
-            // Other answers to requests that were given up are dropped. A refusal of the connection itself has number 0.
+            let awaited = self.awaited_bell.take_if(|(awaited, _)| *awaited == sequence);
+            // A refusal of the connection itself has number 0.
             if sequence == number || (sequence == 0 && matches!(reply, Reply::Refused { .. })) {
                 return Ok((reply, packet.fds));
+            }
+            // Other answers to requests that were given up are dropped.
+            if let Some((_, place)) = awaited {
+                self.keep_bell(place, &reply, packet.fds);
             }
         }
     }
@@ -237,6 +298,14 @@ pub(super) mod tests {
 
         pub(in crate::client) fn answer(&self, number: u64, reply: &Reply) {
             socket::send(&self.0, &reply.encode(number), &[], SendFlags::empty()).unwrap();
+        }
+
+        /// Answers a request for a bell; gives what rings it.
+        fn bell(&self, number: u64) -> OwnedFd {
+            let (bell, own) = isthmus_region::doorbell::bell().unwrap();
+            let frame = Reply::Bell.encode(number);
+            socket::send(&self.0, &frame, &[bell.as_fd()], SendFlags::empty()).unwrap();
+            own
         }
 
         /// Answers a request to close this object; fails on any other request.
@@ -297,6 +366,57 @@ pub(super) mod tests {
         // Without a request.
         assert_eq!(connection.ask(&grow(4000), None).unwrap().0, Reply::Extent(late));
         assert!(connection.spare.is_empty() && connection.grows.is_empty());
+    }
+
+    #[test]
+    fn a_service_that_does_not_answer_is_asked_for_one_bell_and_nobody_waits_for_it() {
+        let (slow, mut connection, _dir) = connection();
+        let soon = Duration::from_millis(5);
+        let begun = Instant::now();
+        for place in [64, 64, 128, 64] {
+            assert!(matches!(connection.watch(place, soon), Err(Error::TimedOut { .. })));
+        }
+        assert!(begun.elapsed() < LONG / 12, "{:?}", begun.elapsed());
+        let (number, request) = slow.request();
+        assert_eq!(request, Request::Watch { place: 64 });
+        // What comes now is for one that asks for that place; others ask anew.
+        let late = slow.bell(number);
+        std::thread::scope(|scope| {
+            let both =
+                scope.spawn(|| [128, 64].map(|place| connection.watch(place, LONG).unwrap().1.unwrap()));
+            let (number, request) = slow.request();
+            assert_eq!(request, Request::Watch { place: 128 });
+            let other = slow.bell(number);
+            let given = both.join().unwrap();
+            for (given, own) in given.iter().zip([other, late]) {
+                isthmus_region::doorbell::ring(own);
+                assert!(isthmus_region::doorbell::drain(given.as_fd()));
+            }
+        });
+        // Also if it comes while another question is asked.
+        assert!(matches!(connection.watch(192, soon), Err(Error::TimedOut { .. })));
+        let (number, _) = slow.request();
+        std::thread::scope(|scope| {
+            let grow = scope.spawn(|| connection.ask(&Request::Grow { bytes: 1 }, None).unwrap().0);
+            let (next, _) = slow.request();
+            let _own = slow.bell(number);
+            slow.answer(next, &Reply::Done);
+            assert_eq!(grow.join().unwrap(), Reply::Done);
+        });
+        assert!(matches!(connection.watch(192, soon), Ok((Reply::Bell, Some(_)))));
+    }
+
+    #[test]
+    fn a_bell_is_not_asked_for_again_directly_after_a_refusal() {
+        let (slow, mut connection, _dir) = connection();
+        let refusal = || Reply::Refused { code: Code::Failed, text: "no descriptor is left".into() };
+        std::thread::scope(|scope| {
+            let asks = scope.spawn(|| connection.watch(64, LONG).unwrap().0);
+            slow.answer(slow.request().0, &refusal());
+            assert_eq!(asks.join().unwrap(), refusal());
+        });
+        // Nobody answers this one.
+        assert!(matches!(connection.watch(64, LONG), Ok((Reply::Refused { .. }, None))));
     }
 
     #[test]

@@ -364,7 +364,7 @@ impl LocalService for Client {
         self.done("look who lives", &Request::Settle)
     }
 
-    fn watch(&self, place: u64) -> isthmus_region::Result<OwnedFd> {
+    fn watch(&self, place: u64, patience: Duration) -> isthmus_region::Result<Kept> {
         let action = "give a bell";
         self.refuse_others(action)?;
         // A caller with a time limit must not wait here for another thread's request; without a bell it naps.
@@ -376,9 +376,13 @@ impl LocalService for Client {
                 return Err(isthmus_region::Error::Service { action, reason });
             }
         };
-        match self.ask_on(&mut connection, action, &Request::Watch { place })? {
-            (Reply::Bell, fds) => fds.into_iter().next().ok_or_else(|| unexpected(action)),
-            _ => Err(unexpected(action)),
+        match connection.watch(place, patience) {
+            Ok((Reply::Bell, Some(bell))) => Ok(bell),
+            Ok((Reply::Refused { text, .. }, _)) => {
+                Err(isthmus_region::Error::Service { action, reason: text })
+            }
+            Ok(_) => Err(unexpected(action)),
+            Err(e) => Err(isthmus_region::Error::Service { action, reason: with_causes(&e) }),
         }
     }
 
@@ -442,7 +446,7 @@ mod tests {
             let (number, _) = slow.request();
             let (said, hears) = std::sync::mpsc::channel();
             let client = &client;
-            scope.spawn(move || said.send(client.watch(64).map(drop)));
+            scope.spawn(move || said.send(client.watch(64, LONG).map(drop)));
             let watched = hears.recv_timeout(LONG / 12);
             slow.answer(number, &object(1));
             assert!(asks.join().unwrap().is_ok());

@@ -256,14 +256,15 @@ fn a_sleeper_at_a_gate_is_woken_by_another_member() {
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     // By the service, as in a VM: rung by place.
     let place = Place::new(place::SHARED, object.info().unwrap().offset).unwrap().word();
-    let watch = one.service().watch(place).unwrap();
+    let patience = Duration::from_secs(10);
+    let watch = one.service().watch(place, patience).unwrap();
     two.service().ring(1, place);
     let mut poll = [rustix::event::PollFd::new(&watch, rustix::event::PollFlags::IN)];
-    let patience = rustix::event::Timespec { tv_sec: 2, tv_nsec: 0 };
-    assert_eq!(rustix::event::poll(&mut poll, Some(&patience)), Ok(1));
-    assert!(one.service().watch(place + 8).is_err(), "no line");
+    let soon = rustix::event::Timespec { tv_sec: 2, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut poll, Some(&soon)), Ok(1));
+    assert!(one.service().watch(place + 8, patience).is_err(), "no line");
     for nowhere in [1 << 50, Place::new(place::SHARED, 1 << 40).unwrap().word(), u64::MAX] {
-        assert!(one.service().watch(nowhere).is_err(), "no place of the region");
+        assert!(one.service().watch(nowhere, patience).is_err(), "no place of the region");
         two.service().ring(u64::MAX, nowhere);
     }
 }
