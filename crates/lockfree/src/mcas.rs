@@ -183,6 +183,13 @@ pub trait Memory {
     /// How many looks at a mark of that slot there may be before its change is called off.
     fn patience(&self, slot: u64) -> u32;
 
+    /// Whether there may be one more look at a mark, or one more try after one that failed. For callers that others must not hold up for
+    /// ever, by words that they keep changing: after that all counts as damaged.
+    #[inline(always)] // nothing
+    fn may_go_on(&self) -> bool {
+        true
+    }
+
     /// Called at each step.
     #[inline(always)] // nothing
     fn step(&self, step: Step) {
@@ -241,6 +248,10 @@ pub fn meet<M: Memory>(memory: &M, place: u64, found: u64, call_off: bool) -> Me
 fn value_of<M: Memory>(memory: &M, slot: u64, place: u64, phase: Phase) -> Option<u64> {
     let count = memory.slot(slot)?.count.peek();
     for index in 0..count {
+        // So many take about as long as a look.
+        if index % ENTRIES == ENTRIES - 1 && !memory.may_go_on() {
+            return None;
+        }
         let entry = memory.entry(slot, index)?;
         if entry.place.peek() == place {
             return Some(if phase == Phase::Committed { entry.new.peek() } else { entry.old.peek() });
@@ -255,6 +266,8 @@ pub struct Damage;
 
 /// Most marks of one word, one after the other, before it counts as damaged: far more than any use of it leads to.
 const MOST_MARKS: u32 = 1 << 16;
+/// Entries that are looked through between two questions whether that may go on.
+const ENTRIES: u64 = 256;
 
 /// The value of a word: waits for changes that are not decided, and calls them off after a while.
 ///
@@ -274,6 +287,9 @@ fn read_on<M: Memory>(memory: &M, place: u64, found: u64) -> Result<u64, Damage>
     let word = memory.word(place).ok_or(Damage)?;
     let (mut value, mut of, mut looks, mut marks) = (found, found, 0, 0);
     while is_mark(value) {
+        if !memory.may_go_on() {
+            return Err(Damage);
+        }
         if value != of {
             (of, looks, marks) = (value, 0, marks + 1);
         }
@@ -388,6 +404,7 @@ impl<'a, M: Memory> Change<'a, M> {
             self.memory.step(Step::Entered);
             match word.replace(seen, self.mark) {
                 Ok(()) => break,
+                Err(_) if !self.memory.may_go_on() => return Err(Damage),
                 Err(other) => seen = other,
             }
         }
@@ -465,5 +482,62 @@ mod tests {
             }
         }
         assert_eq!(State::unpack(0), State { generation: 0, phase: Phase::Idle });
+    }
+
+    /// A word and a slot, whose change goes on for ever; or the word is another one at each look.
+    struct Busy {
+        word: Word,
+        slot: [Word; 6],
+        changes: bool,
+        left: std::cell::Cell<u32>,
+    }
+
+    impl Busy {
+        fn new(word: u64, changes: bool) -> Self {
+            let state = State { generation: 1, phase: Phase::Locking }.pack();
+            let slot = [0, state, 0, 0, 0, 0].map(Word::new);
+            Self { word: Word::new(word), slot, changes, left: std::cell::Cell::new(1000) }
+        }
+    }
+
+    impl Memory for Busy {
+        fn word(&self, _: u64) -> Option<&Word> {
+            Some(&self.word)
+        }
+
+        fn slot(&self, _: u64) -> Option<Slot<'_>> {
+            let [owner, state, count, ..] = &self.slot;
+            Some(Slot { owner, state, count })
+        }
+
+        fn entry(&self, _: u64, _: u64) -> Option<Entry<'_>> {
+            let [.., place, old, new] = &self.slot;
+            Some(Entry { place, old, new })
+        }
+
+        fn patience(&self, _: u64) -> u32 {
+            u32::MAX
+        }
+
+        fn may_go_on(&self) -> bool {
+            self.left.replace(self.left.get().saturating_sub(1)) > 0
+        }
+
+        fn step(&self, step: Step) {
+            if step == Step::Entered && self.changes {
+                self.word.set((self.word.peek() + 1) % LOCKED);
+            }
+        }
+    }
+
+    #[test]
+    fn who_may_not_go_on_for_ever_gives_up() {
+        let memory = Busy::new(mark(0, 1), false);
+        assert_eq!(read(&memory, 0), Err(Damage), "a change that goes on");
+        assert_eq!(memory.left.get(), 0);
+        let memory = Busy::new(7, true);
+        let mut change = Change::begin(&memory, 0).unwrap();
+        assert_eq!(change.take(0), Err(Damage), "a word that is another one each time");
+        assert_eq!(memory.left.get(), 0);
     }
 }

@@ -42,7 +42,7 @@ use rustix::io::Errno;
 
 pub use self::control::Stat;
 pub use self::space::USED;
-pub use self::undo::apply as apply_undo;
+pub use self::undo::{apply as apply_undo, apply_within as apply_undo_within};
 pub use self::waiters::Awaited;
 pub use self::words::MOST;
 

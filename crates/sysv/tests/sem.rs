@@ -4,9 +4,10 @@ mod sets;
 
 use std::time::{Duration, Instant};
 
+use isthmus_region::mapping::Section;
 use isthmus_region::objects::{Kind, objects, section};
 use isthmus_sysv::ipc::{CREAT, EXCL};
-use isthmus_sysv::sem::{Awaited, MOST, Set};
+use isthmus_sysv::sem::{Awaited, MOST, Set, apply_undo, apply_undo_within};
 use isthmus_sysv::{Caller, Errno, Ipc};
 use sets::*;
 
@@ -219,6 +220,35 @@ fn many_processes_have_cells_and_get_those_of_the_dead() {
     assert_eq!(set.all(), Ok(values));
 }
 
+/// A set's memory.
+fn memory(world: &World, id: i32) -> Section {
+    let region = world.ipc.member().region();
+    let info = objects(region)
+        .into_iter()
+        .find(|i| i.kind == Kind::SysvSem as u32 && isthmus_sysv::ipc::id_of(i) == id);
+    section(region, &info.unwrap()).unwrap()
+}
+
+#[test]
+fn who_applies_what_is_owed_looks_so_often_and_no_more() {
+    let world = World::new();
+    let (id, set) = world.set(&[5; 3]);
+    semop(&set, &[undone(0, -2)]).unwrap();
+    let (memory, me) = (memory(&world, id), world.ipc.member().party());
+    let word = |at: u64| memory.word("test", at).unwrap();
+    // Semaphore 0 is in the middle of another change, in the first slot, that does not go on. 864 cells and 256 waiters are before that.
+    let slot = 64 + 3 * 64 + (864 + 256) * 16;
+    let semaphore = word(64);
+    for (at, value) in [(0, me.word()), (8, 7 << 2 | 1), (16, 1), (64, 64), (72, semaphore.get()), (80, 0)] {
+        word(slot + at).set(value);
+    }
+    semaphore.set(7 << 17 | 1 << 16);
+    assert_eq!(apply_undo_within(&memory, 3, me, 100), Err(Errno::IO));
+    assert_eq!(word(slot + 8).get(), 7 << 2 | 1, "it was not called off yet");
+    assert_eq!(apply_undo(&memory, 3, me), Ok(true));
+    assert_eq!(set.all(), Ok(vec![5; 3]));
+}
+
 const SEMAPHORES: u16 = 6;
 const EACH: u16 = 50;
 
@@ -307,11 +337,7 @@ fn rubbish_in_a_set_neither_hangs_nor_crashes() {
     let (_, before) = world.set(&[1; 3]);
     let (id, set) = world.set(&[2; 3]);
     let (_, behind) = world.set(&[3; 3]);
-    let region = world.ipc.member().region();
-    let info = objects(region)
-        .into_iter()
-        .find(|i| i.kind == Kind::SysvSem as u32 && isthmus_sysv::ipc::id_of(i) == id);
-    let memory = section(region, &info.unwrap()).unwrap();
+    let memory = memory(&world, id);
     let words = memory.len() / 8;
     let mut dice = Dice(3);
     let (begun, mut longest, mut ends) = (Instant::now(), Duration::ZERO, [0_u32; 2]);
@@ -352,7 +378,7 @@ fn rubbish_in_a_set_neither_hangs_nor_crashes() {
         longest = longest.max(call.elapsed());
         // As if a process had died that used the set.
         if dice.below(50) == 0 {
-            let _ = isthmus_sysv::sem::apply_undo(&memory, 3, world.ipc.member().party());
+            let _ = apply_undo(&memory, 3, world.ipc.member().party());
         }
     }
     assert!(longest < LONG, "{longest:?}");

@@ -9,9 +9,10 @@
 //! A thread that says that it cannot go on, or what a semaphore's value is, has the services notice the deaths that have happened by then,
 //! if others have adjustments there at all.
 
+use std::cell::Cell;
 use std::sync::OnceLock;
 
-use isthmus_lockfree::mcas::{self, Change, Memory};
+use isthmus_lockfree::mcas::{self, Change, Entry, Memory, Slot};
 use isthmus_lockfree::sync::Word;
 use isthmus_region::mapping::Section;
 use isthmus_region::member::Member;
@@ -23,8 +24,12 @@ use super::space::Space;
 use super::{MOST, Set, damage, seconds, words};
 use crate::Result;
 
-/// Attempts to undo one adjustment: others call one off, or the set is rubbish.
-const MOST_ATTEMPTS: u32 = 100_000;
+/// How often the service looks at a set at most to apply what one process owes there: at changes of others that are in its way, each of which
+/// it calls off after 200 looks, and after attempts of its own that others have called off. So and so often for each semaphore besides. Who keeps
+/// writing to the set holds it up for so long, a second or two, and no longer. Not by the clock: a service that loses its processor has made no
+/// attempt meanwhile.
+const MOST_LOOKS: u64 = 1 << 18;
+const MOST_LOOKS_EACH: u64 = 64;
 /// What the service calls itself in its slot. No party is called so.
 const SERVICE: u64 = u64::MAX;
 
@@ -217,27 +222,71 @@ pub(super) fn has_former(member: &Member, section: &Section, semaphores: u64) ->
 /// # Errors
 /// `EINVAL` if the set cannot have so many semaphores; `EIO` if it is damaged: what is left is not applied then.
 pub fn apply(section: &Section, semaphores: u64, dead: Party) -> Result<bool> {
-    let space = Space::new(section, semaphores)?.impatient();
+    apply_within(section, semaphores, dead, MOST_LOOKS + MOST_LOOKS_EACH.saturating_mul(semaphores))
+}
+
+/// As [`apply`], with so many looks at most.
+///
+/// # Errors
+/// As [`apply`].
+pub fn apply_within(section: &Section, semaphores: u64, dead: Party, looks: u64) -> Result<bool> {
+    let space = Bounded { space: &Space::new(section, semaphores)?.impatient(), left: Cell::new(looks) };
     let mut was_any = false;
-    for index in 0..space.high() {
-        let party = space.party(index)?;
+    for index in 0..space.space.high() {
+        let party = space.space.party(index)?;
         if party.get() != dead.word() {
             continue;
         }
         // As Linux has it, also where nothing is left to be undone.
-        space.used()?.put(seconds());
-        // Not by the clock: a service that loses its processor has made no attempt meanwhile.
-        for attempt in 1.. {
+        space.space.used()?.put(seconds());
+        loop {
             match apply_cell(&space, index)? {
                 Applied::Nothing => break,
                 Applied::Something => was_any = true,
-                Applied::Disturbed if attempt > MOST_ATTEMPTS => return Err(Errno::IO),
                 Applied::Disturbed => {}
+            }
+            // Also after one that was made: others may write new ones for ever.
+            if !space.may_go_on() {
+                return Err(Errno::IO);
             }
         }
         let _ = party.replace(dead.word(), 0);
     }
     Ok(was_any)
+}
+
+/// A set's memory for one who looks at it so often and no more.
+struct Bounded<'a> {
+    space: &'a Space,
+    left: Cell<u64>,
+}
+
+impl Memory for Bounded<'_> {
+    fn word(&self, place: u64) -> Option<&Word> {
+        self.space.word(place)
+    }
+
+    fn slot(&self, slot: u64) -> Option<Slot<'_>> {
+        self.space.slot(slot)
+    }
+
+    fn entry(&self, slot: u64, index: u64) -> Option<Entry<'_>> {
+        self.space.entry(slot, index)
+    }
+
+    fn patience(&self, slot: u64) -> u32 {
+        self.space.patience(slot)
+    }
+
+    fn may_go_on(&self) -> bool {
+        let left = self.left.get();
+        self.left.set(left.saturating_sub(1));
+        left > 0
+    }
+
+    fn step(&self, step: mcas::Step) {
+        self.space.step(step);
+    }
 }
 
 enum Applied {
@@ -248,20 +297,21 @@ enum Applied {
 }
 
 /// Applies the adjustment of a dead process's cell.
-fn apply_cell(space: &Space, index: u32) -> Result<Applied> {
-    let place = space.layout.cell(index);
+fn apply_cell(space: &Bounded<'_>, index: u32) -> Result<Applied> {
+    let layout = &space.space.layout;
+    let place = layout.cell(index);
     let cell = mcas::read(space, place).map_err(damage)?;
     let num = words::semaphore(cell);
-    if words::adjustment(cell) == 0 || num >= space.layout.semaphores {
+    if words::adjustment(cell) == 0 || num >= layout.semaphores {
         return Ok(Applied::Nothing);
     }
-    let slot = space.layout.service_slot();
+    let slot = layout.service_slot();
     let last = space.slot(slot).map_or(0, |slot| slot.owner.get());
     if !mcas::claim(space, slot, last, SERVICE) {
         return Ok(Applied::Disturbed);
     }
     let mut change = Change::begin(space, slot).map_err(damage)?;
-    let semaphore = change.take(space.layout.semaphore(num)).map_err(damage)?;
+    let semaphore = change.take(layout.semaphore(num)).map_err(damage)?;
     if change.take(place).map_err(damage)? != cell {
         return Ok(Applied::Disturbed);
     }
