@@ -5,7 +5,7 @@ mod sets;
 use std::time::{Duration, Instant};
 
 use isthmus_lockfree::mcas;
-use isthmus_region::objects::Kind;
+use isthmus_region::objects::{Kind, section};
 use isthmus_sysv::sem::fault::{Step, arm, disarm};
 use isthmus_sysv::sem::{Awaited, Set};
 use isthmus_sysv::{Caller, Errno};
@@ -122,6 +122,26 @@ fn a_process_that_is_killed_at_any_step_leaves_a_set_that_others_can_use() {
         }
     }
     assert!(deaths > 80, "{deaths}");
+}
+
+/// It is the first cell of the set, and nobody has taken one after it.
+#[test]
+fn a_cell_whose_process_is_killed_as_it_takes_it_is_free_again() {
+    let world = World::new();
+    let (id, set) = world.set(&VALUES);
+    let info = world.ipc.all(Kind::SysvSem).into_iter().find(|info| isthmus_sysv::ipc::id_of(info) == id);
+    let memory = section(world.ipc.member().region(), &info.unwrap()).unwrap();
+    let party = memory.word("test", 64 + 64 * VALUES.len() as u64).unwrap();
+    let number = Step::all().position(|step| step == Step::CellTaken).unwrap();
+    let undone = WORKS.iter().position(|work| *work == "undone").unwrap();
+    let mut other = world.other("dies", &[&id, &undone, &number, &0]);
+    other.await_line("ready");
+    other.say("go");
+    assert_eq!(other.line("survived"), None);
+    assert_ne!(party.get(), 0);
+    other.kill();
+    eventually("the cell is free", || party.get() == 0);
+    assert_eq!(set.all(), Ok(VALUES.to_vec()));
 }
 
 /// So is one that is stopped; and when it goes on, it does what it was at, once.

@@ -154,7 +154,12 @@ impl Set {
     fn free_cell(&self, num: u32) -> Result<Option<u32>> {
         for index in 0..self.space.layout.cells {
             let party = self.space.party(index)?;
-            if party.peek() != 0 || party.replace(0, self.me).is_err() {
+            if party.peek() != 0 {
+                continue;
+            }
+            // Counted in first: of a process that is killed here, what it has is looked through that far.
+            self.space.raise(index)?;
+            if party.replace(0, self.me).is_err() {
                 continue;
             }
             self.step(super::Step::CellTaken);
@@ -167,7 +172,6 @@ impl Set {
                     break;
                 }
             }
-            self.space.raise(index)?;
             return Ok(Some(index));
         }
         Ok(None)
