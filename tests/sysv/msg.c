@@ -1495,6 +1495,43 @@ CASE(ctl_bad_address, "The address pointed to by buf is not accessible: EFAULT; 
 	EQUAL(msg_stat(id).msg_perm.mode, 0600);
 }
 
+static int handler_queue, handler_failures;
+#define HANDLED 20000
+static void use_queue(int number)
+{
+	(void)number;
+	int error = errno;
+	struct { long type; char text[8]; } message = {1, "handler"};
+	bool good = msgsnd(handler_queue, &message, sizeof message.text, IPC_NOWAIT) == 0 || errno == EAGAIN || errno == EDEADLK;
+	good = good && (msgrcv(handler_queue, &message, sizeof message.text, 0, IPC_NOWAIT) != -1 || errno == ENOMSG || errno == EDEADLK);
+	handler_failures += !good;
+	count_signal(0);
+	if (atomic_load(&signals_caught) >= HANDLED)
+		setitimer(ITIMER_REAL, &(struct itimerval){0}, NULL);
+	errno = error;
+}
+
+CASE(signal_handler_same_queue, "Queues are not for handlers of signals: a call that interrupts one on the same queue fails, and waits for nothing; isthmus_sysv(7)")
+{
+	LIMIT(40);
+	handler_queue = new_msg();
+	pid_t pid = child();
+	if (pid == 0) {
+		struct { long type; char text[8]; } message = {1, "first"};
+		struct sigaction action = {.sa_handler = use_queue, .sa_flags = SA_RESTART};
+		struct itimerval every = {.it_interval = {.tv_usec = 100}, .it_value = {.tv_usec = 100}};
+		sigaction(SIGALRM, &action, NULL);
+		setitimer(ITIMER_REAL, &every, NULL);
+		while (atomic_load(&signals_caught) < HANDLED) {
+			CHECK(msgsnd(handler_queue, &message, sizeof message.text, IPC_NOWAIT) == 0 || errno == EAGAIN);
+			CHECK(msgrcv(handler_queue, &message, sizeof message.text, 0, IPC_NOWAIT) != -1 || errno == ENOMSG);
+		}
+		EQUAL(handler_failures, 0);
+		_exit(0);
+	}
+	JOIN(pid);
+}
+
 CASE(ctl_info, "IPC_INFO returns limits in a structure of type msginfo; msgctl(2)")
 {
 	struct msginfo info;

@@ -68,6 +68,12 @@ impl Mutex {
         self.guard(self.raw.try_lock()?)
     }
 
+    /// Whether a thread of this process is just taking the mutex, or giving it back: for a thread that was interrupted by a signal while it may have
+    /// been at that itself, and would wait for itself.
+    pub fn is_between(&self) -> bool {
+        self.raw.is_between()
+    }
+
     /// Gives back the mutex whose guard this thread [kept](Guard::keep).
     ///
     /// # Errors

@@ -91,6 +91,11 @@ impl RawLock {
         self.owner().peek() == self.party.word() && self.line.words[lock::THREAD].peek() == thread(self.party)
     }
 
+    /// Whether the lock is this process's, and no thread's of it: one is just taking it, or giving it back.
+    pub(crate) fn is_between(&self) -> bool {
+        self.owner().peek() == self.party.word() && self.line.words[lock::THREAD].peek() == 0
+    }
+
     /// Takes the lock if that can be done at once: it is free, or its owner is dead.
     pub(crate) fn try_lock(&self) -> Result<Found> {
         let (me, thread) = (self.party.word(), thread(self.party));

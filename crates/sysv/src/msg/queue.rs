@@ -38,6 +38,7 @@
 //! ```
 //! Zeros are an empty queue.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,6 +57,49 @@ use super::pool::{BLOCK, Found, Message, Pool, Rubbish, most_blocks};
 use super::space::Space;
 use crate::Result;
 use crate::waiting::{self, Attempt, Sleep};
+
+/// A lock that the calling thread takes, has, or gives back, and the one that it was at before, by their addresses. Between two
+/// instructions of that the lock names the process and none of its threads: then this tells the handler of a signal, which would wait for the
+/// thread that it interrupts.
+struct At {
+    before: usize,
+}
+
+thread_local! {
+    static AT: Cell<usize> = const { Cell::new(0) };
+}
+
+impl At {
+    /// How often a lock is looked at that another thread may be just taking.
+    const LOOKS: u32 = 1000;
+
+    #[inline]
+    fn new(mutex: &Mutex) -> Self {
+        Self { before: AT.replace(std::ptr::from_ref(mutex).addr()) }
+    }
+
+    /// Whether the thread was at this lock already, and is between two instructions of that.
+    fn is_between(&self, mutex: &Mutex) -> bool {
+        let looks = |_| {
+            std::hint::spin_loop();
+            mutex.is_between()
+        };
+        self.before == std::ptr::from_ref(mutex).addr() && (0..Self::LOOKS).all(looks)
+    }
+}
+
+impl Drop for At {
+    #[inline]
+    fn drop(&mut self) {
+        AT.set(self.before);
+    }
+}
+
+/// A lock of the queue, taken. It is given back before the thread is at it no more.
+pub(super) struct Locked<'a> {
+    _guard: Guard<'a>,
+    _at: At,
+}
 
 const SEND_LOCK: u64 = 0;
 const RECEIVERS_GATE: u64 = 64;
@@ -387,28 +431,35 @@ impl Queue {
 
     /// Takes a lock. That an owner died says nothing here: what it left half done says so itself.
     #[inline]
-    pub(super) fn lock<'a>(&self, mutex: &'a Mutex) -> std::result::Result<Guard<'a>, Stop> {
+    pub(super) fn lock<'a>(&self, mutex: &'a Mutex) -> std::result::Result<Locked<'a>, Stop> {
+        let at = At::new(mutex);
         match mutex.try_lock() {
             Ok(mut guard) => {
                 if guard.owner_died() {
                     guard.mend();
                 }
-                Ok(guard)
+                Ok(Locked { _guard: guard, _at: at })
             }
-            Err(error) => self.lock_slowly(mutex, error),
+            Err(error) => self.lock_slowly(mutex, error, at),
         }
     }
 
     #[cold]
-    fn lock_slowly<'a>(&self, mutex: &'a Mutex, error: Error) -> std::result::Result<Guard<'a>, Stop> {
+    fn lock_slowly<'a>(
+        &self,
+        mutex: &'a Mutex,
+        error: Error,
+        at: At,
+    ) -> std::result::Result<Locked<'a>, Stop> {
         let taken = match error {
+            Error::WouldBlock if at.is_between(mutex) => Err(Error::Deadlock),
             Error::WouldBlock => mutex.lock_within(self.slice),
             other => Err(other),
         };
         match taken {
             Ok(mut guard) => {
                 guard.mend();
-                Ok(guard)
+                Ok(Locked { _guard: guard, _at: at })
             }
             Err(Error::TimedOut | Error::WouldBlock) => Err(Stop::Busy),
             // A signal's handler that uses the queue which the thread it interrupted was at.
