@@ -63,7 +63,7 @@ aarch64:
 
 # The model checker, on what must hold between two writers of one memory; a target of its own, as its flag touches all.
 loom:
-	RUSTFLAGS="--cfg loom" cargo test --release -p isthmus-lockfree --test loom --test commit_loom --test mcas_loom --test stream_loom --test sync_loom --test bell_loom --target-dir $(TARGET)/loom
+	RUSTFLAGS="--cfg loom" cargo test --release -p isthmus-lockfree --test loom --test commit_loom --test mcas_loom --test stream_loom --test sync_loom --test bell_loom --test at_work_loom --target-dir $(TARGET)/loom
 
 # The fuzz targets without libFuzzer: every kept input, and FUZZ_SECONDS (1) of mutations for each. `unit` has it, too.
 replay:

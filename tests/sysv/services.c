@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
  * A program whose service ends, and another one comes at its socket: the numbers that it knows are other objects there, which
- * are not its own. And one whose service is stopped. For tests/sysv/services.
+ * are not its own. And one whose service is stopped, and one whose threads are idle. For tests/sysv/services.
  *
  *	usage: PROGRAM make    makes a set and a segment that begins with '2', and looks after them until a line comes: 1 if a byte has changed
  *	       PROGRAM elsewhere    as PROGRAM, but loses its environment and its directory; after the line the service has ended
  *	       PROGRAM        makes the same with '1', says `ready`, and goes on after a line
+ *	       PROGRAM idle           makes sets that take most of the region's memory, has a thread use each and be idle, removes them, and makes them anew
  *	       PROGRAM stopped PID    stops the service, and sleeps meanwhile: until a time, a signal, and another process's call
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,6 +74,47 @@ static int elsewhere(void)
 	return 0;
 }
 
+/* 5.7 MB each. */
+#define SETS 5
+#define SEMAPHORES 32000
+
+static int sets[SETS];
+static pthread_barrier_t have_used;
+
+static void *use_and_idle(void *number)
+{
+	struct sembuf up = { 0, 1, SEM_UNDO };
+	if (semop(sets[(size_t)number], &up, 1))
+		perror("semop");
+	pthread_barrier_wait(&have_used);
+	while (pause() == -1)
+		;
+	return NULL;
+}
+
+static int remove_with_idle_threads(void)
+{
+	pthread_t thread;
+	pthread_barrier_init(&have_used, NULL, SETS + 1);
+	for (size_t i = 0; i < SETS; i++) {
+		sets[i] = semget(IPC_PRIVATE, SEMAPHORES, MAY);
+		CHECK(sets[i] != -1);
+	}
+	CHECK(semget(IPC_PRIVATE, SEMAPHORES, MAY) == -1 && errno == ENOSPC);
+	for (size_t i = 0; i < SETS; i++)
+		CHECK(!pthread_create(&thread, NULL, use_and_idle, (void *)i));
+	pthread_barrier_wait(&have_used);
+	for (size_t i = 0; i < SETS; i++)
+		CHECK(!semctl(sets[i], 0, IPC_RMID));
+	for (size_t i = 0; i < SETS; i++) {
+		sets[i] = semget(IPC_PRIVATE, SEMAPHORES, MAY);
+		CHECK(sets[i] != -1);
+	}
+	for (size_t i = 0; i < SETS; i++)
+		CHECK(!semctl(sets[i], 0, IPC_RMID));
+	return 0;
+}
+
 static void hear(int signal)
 {
 	(void)signal;
@@ -121,6 +164,8 @@ int main(int argc, char **argv)
 {
 	if (argc > 1 && !strcmp(argv[1], "elsewhere"))
 		return elsewhere();
+	if (argc > 1 && !strcmp(argv[1], "idle"))
+		return remove_with_idle_threads();
 	if (argc > 2 && !strcmp(argv[1], "stopped"))
 		return sleep_while_stopped(atoi(argv[2]));
 	int is_second = argc > 1 && !strcmp(argv[1], "make"), status;

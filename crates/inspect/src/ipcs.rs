@@ -161,6 +161,12 @@ fn utc(seconds: u64) -> String {
     format!("{year}-{month:02}-{of_month:02} {hour:02}:{minute:02}:{:02}", second % 60)
 }
 
+/// Of a set or a queue that is removed, how often processes have it open still: so long it keeps its memory. One that owes to a set has it open
+/// twice.
+fn removed(object: &Object) -> String {
+    if object.unlinked { format!("removed, still open by {}", object.opens) } else { String::new() }
+}
+
 impl<'a> View<'a> {
     fn all(&self, kind: Kind) -> impl Iterator<Item = (&'a Object, &'a Sysv)> {
         let objects = self.survey.objects.iter().filter(move |object| object.kind == kind.name());
@@ -207,11 +213,14 @@ impl<'a> View<'a> {
 
     fn usual(&self, kind: Kind) -> String {
         let (title, own): (_, &[(&str, usize)]) = match kind {
-            Kind::Msg => ("Message Queues", &[("used-bytes", 12), ("messages", 12), ("creator", 15)]),
+            Kind::Msg => {
+                let own = &[("used-bytes", 12), ("messages", 12), ("creator", 15), ("status", 12)];
+                ("Message Queues", own)
+            }
             Kind::Shm => {
                 ("Shared Memory Segments", &[("bytes", 10), ("nattch", 10), ("creator", 15), ("status", 12)])
             }
-            Kind::Sem => ("Semaphore Arrays", &[("nsems", 10), ("creator", 15)]),
+            Kind::Sem => ("Semaphore Arrays", &[("nsems", 10), ("creator", 15), ("status", 12)]),
         };
         let columns = [&[("key", 10), (kind.id(), 10), ("owner", 10), ("perms", 10)], own].concat();
         let mut rows = Rows::new(title, &columns);
@@ -228,8 +237,10 @@ impl<'a> View<'a> {
                     let status = if object.unlinked { "dest" } else { "" };
                     vec![sysv.size.to_string(), object.opens.to_string(), maker, status.to_owned()]
                 }
-                Usage::Sem { .. } => vec![sysv.size.to_string(), maker],
-                Usage::Msg { bytes, messages, .. } => vec![known(*bytes), known(*messages), maker],
+                Usage::Sem { .. } => vec![sysv.size.to_string(), maker, removed(object)],
+                Usage::Msg { bytes, messages, .. } => {
+                    vec![known(*bytes), known(*messages), maker, removed(object)]
+                }
             };
             rows.row(&columns, first.into_iter().chain(own));
         }
@@ -449,6 +460,9 @@ impl<'a> View<'a> {
                 }
                 Usage::Sem { .. } => {}
             }
+            if object.unlinked {
+                map.insert("opens".into(), object.opens.into());
+            }
         }
         value
     }
@@ -457,6 +471,27 @@ impl<'a> View<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_removed_says_by_how_many_it_is_held() {
+        let mut object = Object {
+            index: 1,
+            incarnation: 1,
+            kind: "sem",
+            unlinked: false,
+            offset: 0,
+            bytes: 64,
+            mode: 0o600,
+            owner: (0, 0),
+            opens: 3,
+            shared_with: None,
+            name: "x".into(),
+            sysv: None,
+        };
+        assert_eq!(removed(&object), "");
+        object.unlinked = true;
+        assert_eq!(removed(&object), "removed, still open by 3");
+    }
 
     #[test]
     fn times_are_those_of_the_calendar_or_none() {

@@ -15,6 +15,7 @@
 //! - [`commit`]: minitransactions: locks that outlive their holders, and changes of one word beside them (P13 to P16).
 //! - [`mcas`]: changes of several words that anyone completes or calls off (P22 to P24).
 //! - [`stream`]: positions of a one-way ring of bytes, and whether it may still be read (P17 to P19).
+//! - [`at_work`]: which threads of a process are at something, for one of them that seldom wants to know (P25).
 //! - [`local`]: flags and counts of one process, for code that names no memory ordering.
 //! - [`hint`]: what the processor is told between two looks.
 //!
@@ -25,6 +26,7 @@
 #![allow(clippy::disallowed_types)] // here, and nowhere else, are memory orderings named
 
 pub mod activity;
+pub mod at_work;
 pub mod barrier;
 pub mod commit;
 pub mod gate;

@@ -172,3 +172,16 @@ pub fn release_fence() {
 pub fn full_fence() {
     fence(Ordering::SeqCst);
 }
+
+/// Keeps the compiler from moving accesses across it. A model has a full fence instead.
+#[cfg(not(loom))]
+#[inline]
+pub fn compiler_order() {
+    core::sync::atomic::compiler_fence(Ordering::SeqCst);
+}
+
+/// Keeps the compiler from moving accesses across it. A model has a full fence instead.
+#[cfg(loom)]
+pub fn compiler_order() {
+    full_fence();
+}

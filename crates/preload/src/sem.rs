@@ -1,14 +1,15 @@
 //! semget(2), semop(2), semctl(2): pointers, and the structures of the man pages.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::time::Duration;
 
+use isthmus_region::at_work::Own;
 use isthmus_region::objects::{Kind, sysv};
 use isthmus_region::signals::{Allocated, Blocked, Uncancelled};
 use isthmus_sysv::caller::{ALTER, READ};
-use isthmus_sysv::sem::{Awaited, MOST, MOST_OF_SET, MOST_OPS, Op, Set, Stat, wanted};
+use isthmus_sysv::sem::{Awaited, Keeping, MOST, MOST_OF_SET, MOST_OPS, Op, Set, Stat, wanted};
 use isthmus_sysv::{Ipc, ipc};
 use rustix::io::Errno;
 
@@ -24,7 +25,7 @@ const NEAR: usize = 4;
 struct Near {
     ipc: *const Ipc,
     id: c_int,
-    set: Arc<Set>,
+    set: Keeping,
     rights: [u64; 2],
     version: u64,
     /// [`READ`], [`ALTER`].
@@ -41,10 +42,17 @@ impl Near {
     }
 }
 
+/// The sets that a thread has used lately.
+struct Sets {
+    /// Who looks whether the thread is at one of them.
+    ipc: *const Ipc,
+    near: [Option<Near>; NEAR],
+}
+
 thread_local! {
     /// Whether there has ever been one in `SETS`. Its first use registers a destructor, which allocates: with all signals blocked.
     static HAS_USED: Cell<bool> = const { Cell::new(false) };
-    static SETS: RefCell<[Option<Near>; NEAR]> = const { RefCell::new([const { None }; NEAR]) };
+    static SETS: Own<Sets> = const { Own::new(Sets { ipc: std::ptr::null(), near: [const { None }; NEAR] }) };
 }
 
 /// semget(2).
@@ -140,18 +148,18 @@ fn run(id: c_int, ops: &[Op], limit: Option<Duration>) -> Result<c_int> {
     let ipc = here::ipc()?;
     let wanted = wanted(ops);
     // Nothing waits while the thread's sets are borrowed, since the handler of a signal may need them.
-    let lookup = |sets: &RefCell<[Option<Near>; NEAR]>| {
-        let sets = sets.try_borrow().ok()?;
-        let near = sets.iter().flatten().find(|near| near.id == id && std::ptr::eq(near.ipc, ipc))?;
+    // The thread says that it is at its sets before it looks whether one is removed: another thread lets go of it otherwise.
+    let lookup = |sets: &Sets| {
+        let near = sets.near.iter().flatten().find(|near| near.id == id && std::ptr::eq(near.ipc, ipc))?;
         if !near.allows(wanted) {
             return None;
         }
         Some(match near.set.operate_at_once(ops) {
-            Ok(false) => Err(Arc::clone(&near.set)),
+            Ok(false) => Err(near.set.share()),
             done => Ok(done),
         })
     };
-    let near = if HAS_USED.get() { SETS.try_with(lookup) } else { Ok(None) };
+    let near = if HAS_USED.get() { SETS.try_with(|sets| sets.read(lookup).flatten()) } else { Ok(None) };
     match near {
         Ok(Some(Ok(done))) => done.map(|_| 0),
         Ok(Some(Err(set))) => wait(set, ops, limit),
@@ -174,8 +182,7 @@ pub(crate) fn forget() {
         return;
     }
     let _ = SETS.try_with(|sets| {
-        let Ok(mut sets) = sets.try_borrow_mut() else { return };
-        sets.iter_mut().for_each(|place| std::mem::forget(place.take()));
+        sets.change(|sets| sets.near.iter_mut().for_each(|place| std::mem::forget(place.take())))
     });
 }
 
@@ -185,13 +192,10 @@ fn forget_removed() {
         return;
     }
     let is_ours = |near: &Near| here::ipc().is_ok_and(|ipc| std::ptr::eq(near.ipc, ipc));
-    let _ = SETS.try_with(|sets| {
-        let Ok(mut sets) = sets.try_borrow_mut() else { return };
-        for place in sets.iter_mut() {
-            // Those of a process that this one was forked from are not this one's to close, and their memory is not here.
-            drop(place.take_if(|near| is_ours(near) && near.set.is_removed()));
-        }
-    });
+    // Those of a process that this one was forked from are not this one's to close, and their memory is not here.
+    let take = |place: &mut Option<Near>| place.take_if(|near| is_ours(near) && near.set.is_removed());
+    let _ =
+        SETS.try_with(|sets| sets.change(|sets| sets.near.iter_mut().for_each(|place| drop(take(place)))));
 }
 
 /// A set that the thread has not used lately.
@@ -209,9 +213,18 @@ fn find(ipc: &'static Ipc, id: c_int, ops: &[Op], wanted: u32) -> Result<Arc<Set
         // Says what is missing.
         set.check(&caller, wanted)?;
     }
-    let near = Near { ipc, id, set: Arc::clone(&set), rights, version, may };
+    let near = Near { ipc, id, set: Keeping::new(&set), rights, version, may };
     HAS_USED.set(true);
-    let _ = SETS.try_with(|sets| sets.try_borrow_mut().map(|mut sets| keep(&mut sets, near)));
+    let _ = SETS.try_with(|own| {
+        let mark = own.mark();
+        own.change(|sets| {
+            if !std::ptr::eq(sets.ipc, ipc) {
+                sets.ipc = ipc;
+                ipc.add_thread(mark);
+            }
+            keep(&mut sets.near, near);
+        })
+    });
     Ok(set)
 }
 

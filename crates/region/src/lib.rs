@@ -78,7 +78,7 @@ pub use error::{Error, Result};
 pub use isthmus_lockfree::gate as gate_bits;
 /// Flags and counts of one process.
 pub use isthmus_lockfree::local as shared_by_threads;
-pub use isthmus_lockfree::{LINE_BYTES, life, sync};
+pub use isthmus_lockfree::{LINE_BYTES, at_work, life, sync};
 pub use mapping::{
     Bytes, CopyForChild, Listed, Mapping, PeerSection, ProgramMemory, ReadOnly, ReadWrite, Section, SlotRing,
 };

@@ -80,6 +80,7 @@ pub struct Used {
     section: Section,
     id: i32,
     is_kept: Flag,
+    is_let_go: Flag,
 }
 
 impl Used {
@@ -157,12 +158,22 @@ impl Used {
     }
 }
 
-impl Drop for Used {
-    fn drop(&mut self) {
+impl Used {
+    /// Tells the service that this process has it open no more: the caller knows that nobody is going to touch its bytes.
+    pub(crate) fn let_go(&self) {
+        if self.is_let_go.set() {
+            return;
+        }
         if self.is_kept.is_set() && self.is_removed() {
             self.member.service().release_object(self.index, self.incarnation);
         }
         self.member.service().release_object(self.index, self.incarnation);
+    }
+}
+
+impl Drop for Used {
+    fn drop(&mut self) {
+        self.let_go();
     }
 }
 
@@ -402,11 +413,12 @@ impl Ipc {
     }
 
     /// Forgets what was removed since this process has used it: its memory serves nobody else as long as it is open here.
-    fn forget_removed(&self) {
+    pub(crate) fn forget_removed(&self) {
         let used: Vec<_> = lock(&self.used).extract_if(|_, used| used.is_removed()).collect();
-        let (sets, queues) = (self.sets.take_removed(), self.queues.take_removed());
+        let queues = self.queues.take_removed();
         // Dropped with no lock held: the last user tells the service.
-        drop((sets, queues, used));
+        drop((queues, used));
+        self.sets.forget_removed();
     }
 
     /// Opens an object.
@@ -432,6 +444,7 @@ impl Ipc {
             section,
             id: id_of(info),
             is_kept: Flag::default(),
+            is_let_go: Flag::default(),
         })
     }
 

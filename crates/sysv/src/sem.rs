@@ -18,29 +18,33 @@
 
 mod control;
 pub mod fault;
+mod keeping;
 mod space;
 mod undo;
 mod waiters;
 mod words;
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use isthmus_lockfree::at_work::AtWork;
+use isthmus_lockfree::local::Count;
 use isthmus_lockfree::mcas::{self, Change, Damage, Memory};
 use isthmus_region::gate::Gate;
 use isthmus_region::mapping::Section;
 use isthmus_region::member::Member;
 use isthmus_region::objects::{self, Kind, sysv};
 use isthmus_region::party::Party;
-use isthmus_region::signals::{self, Allocated, Blocked, Guarded};
+use isthmus_region::signals::{Allocated, Blocked};
 use isthmus_region::waiting::nap;
 use isthmus_sync::wait::Learned;
 use rustix::io::Errno;
 
 pub use self::control::Stat;
+pub use self::keeping::Keeping;
+pub(crate) use self::keeping::Sets;
 pub use self::space::USED;
 pub use self::undo::{apply as apply_undo, apply_within as apply_undo_within};
 pub use self::waiters::Awaited;
@@ -112,21 +116,6 @@ fn seconds() -> u64 {
     u64::try_from(now.tv_sec).unwrap_or(0)
 }
 
-/// The sets that this process has open, by id.
-#[derive(Debug, Default)]
-pub(crate) struct Sets(Mutex<HashMap<i32, Arc<Set>>>);
-
-impl Sets {
-    fn lock(&self) -> Guarded<'_, HashMap<i32, Arc<Set>>> {
-        signals::lock(&self.0)
-    }
-
-    /// Takes out what was removed.
-    pub(crate) fn take_removed(&self) -> Vec<(i32, Arc<Set>)> {
-        self.lock().extract_if(|_, set| set.is_removed()).collect()
-    }
-}
-
 /// Bytes that a set of so many semaphores takes.
 pub fn bytes(semaphores: u32) -> u64 {
     space::Layout::new(semaphores).bytes()
@@ -137,6 +126,8 @@ pub fn bytes(semaphores: u32) -> u64 {
 pub struct Set {
     /// None for one that is no object: for tests of what its memory may hold.
     used: Option<Arc<Used>>,
+    /// Of its shares, those that threads keep.
+    keepers: Count,
     member: Arc<Member>,
     space: Space,
     /// This process, as cells and records name it, and as semaphores do.
@@ -233,6 +224,7 @@ impl Set {
             who: words::who(pid, member.peer()),
             learned: Learned::new(member.doorbell()),
             used,
+            keepers: Count::new(0),
             member: Arc::clone(member),
             space,
             own: undo::Own::default(),
@@ -653,7 +645,7 @@ impl Ipc {
             if !set.is_removed() {
                 return Ok(set);
             }
-            self.sets.lock().remove(&id);
+            self.sets.forget(id);
         }
         let set = Arc::new(Set::new(self, self.open(Kind::SysvSem, id)?, pid)?);
         // Two threads may have opened it; the first one's stays.
@@ -690,8 +682,8 @@ impl Ipc {
         Ok(true)
     }
 
-    /// Forgets a set that is removed.
-    pub(crate) fn forget_set(&self, id: i32) {
-        self.sets.lock().remove(&id);
+    /// This is the mark of a thread that is going to keep sets: see [`Keeping`].
+    pub fn add_thread(&self, mark: &Arc<AtWork>) {
+        self.sets.add_thread(mark);
     }
 }

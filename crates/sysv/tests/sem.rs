@@ -2,12 +2,14 @@
 
 mod sets;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use isthmus_lockfree::at_work::AtWork;
 use isthmus_region::mapping::Section;
 use isthmus_region::objects::{Kind, objects, section};
 use isthmus_sysv::ipc::{CREAT, EXCL};
-use isthmus_sysv::sem::{Awaited, MOST, Set, apply_undo, apply_undo_within};
+use isthmus_sysv::sem::{Awaited, Keeping, MOST, Set, apply_undo, apply_undo_within};
 use isthmus_sysv::{Caller, Errno, Ipc};
 use sets::*;
 
@@ -247,6 +249,34 @@ fn who_applies_what_is_owed_looks_so_often_and_no_more() {
     assert_eq!(word(slot + 8).get(), 7 << 2 | 1, "it was not called off yet");
     assert_eq!(apply_undo(&memory, 3, me), Ok(true));
     assert_eq!(set.all(), Ok(vec![5; 3]));
+}
+
+#[test]
+fn threads_that_are_idle_keep_no_memory_of_sets_that_are_removed() {
+    let world = World::new();
+    let there = |id| world.ipc.all(Kind::SysvSem).iter().any(|info| isthmus_sysv::ipc::id_of(info) == id);
+    let (id, set) = world.set(&[1; 3]);
+    let (thread, kept) = (Arc::new(AtWork::new()), Keeping::new(&set));
+    world.ipc.add_thread(&thread);
+    drop(set);
+    let working = thread.begin().unwrap();
+    world.remove(id);
+    let (other, _) = world.set(&[1]);
+    assert!(there(id), "a thread may be at it");
+    drop(working);
+    world.remove(other);
+    eventually("it is gone", || !there(id) && !there(other));
+    assert!(kept.is_removed());
+    // Nor where a call goes on after its mark is taken back, until that is over.
+    let (id, set) = world.set(&[1; 3]);
+    let again = Keeping::new(&set);
+    world.remove(id);
+    world.remove(world.set(&[1]).0);
+    assert!(there(id), "a call goes on");
+    drop(set);
+    world.remove(world.set(&[1]).0);
+    eventually("it is gone", || !there(id));
+    drop((kept, again));
 }
 
 const SEMAPHORES: u16 = 6;

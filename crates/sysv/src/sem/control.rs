@@ -210,10 +210,12 @@ impl Ipc {
         // Held, so that its memory is its own until all are woken. One that cannot be opened can be removed all the same.
         let set: Option<Arc<Set>> = self.set(id, caller.pid).ok();
         self.remove(&info, caller)?;
-        self.forget_set(id);
+        self.sets.forget(id);
         if let Some(set) = set {
             let _ = set.wake_all();
         }
+        // Threads that keep it may not come here again.
+        self.forget_removed();
         Ok(())
     }
 
