@@ -28,6 +28,10 @@ impl Sleep for Signalled {
         Heard::Pending
     }
 
+    fn is_here(&self) -> bool {
+        true
+    }
+
     fn is_told(&self) -> bool {
         true
     }

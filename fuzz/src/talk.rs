@@ -181,7 +181,7 @@ fn switched() -> Switched {
         vms.push(Some(machine));
     }
     let told = Arc::clone(&news);
-    let switch = Switch::start(dir.path(), ports, None, move |n| {
+    let switch = Switch::start(dir.path(), ports, None, Duration::ZERO, move |n| {
         if let News::Lost { vm, .. } = n {
             told.lock().expect("nobody panicked").insert(vm, true);
         }
