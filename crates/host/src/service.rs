@@ -735,20 +735,27 @@ fn plan(config: &Config, region_bytes: u64, own: usize) -> Result<Plan> {
             place.bytes.saturating_sub(tables) / config.area_bytes.max(1) >= expected(index)
         })
     };
-    let plan = plan_of_members(config, region_bytes, own)?;
-    if has_room(&plan) {
-        return Ok(plan);
+    let plan = plan_of_members(config, region_bytes, own);
+    let enough = || {
+        (1..u64::BITS)
+            .map_while(|bits| region_bytes.checked_mul(1 << bits))
+            .take_while(|bytes| isthmus_region::create::check_bytes(*bytes).is_ok())
+            .find(|bytes| plan_of_members(config, *bytes, own).is_ok_and(|plan| has_room(&plan)))
+    };
+    match plan {
+        Ok(plan) if has_room(&plan) => Ok(plan),
+        Ok(_) => Err(Error::FewBytes {
+            bytes: region_bytes,
+            processes: weights.iter().sum(),
+            each: config.area_bytes,
+            needed: enough().unwrap_or(u64::MAX),
+        }),
+        // With the processes, too.
+        Err(Error::TooSmall { bytes, peers, needed }) => {
+            Err(Error::TooSmall { bytes, peers, needed: enough().unwrap_or(needed) })
+        }
+        Err(e) => Err(e),
     }
-    let larger = (1..u64::BITS).map_while(|bits| region_bytes.checked_mul(1 << bits));
-    let needed = larger
-        .take_while(|bytes| isthmus_region::create::check_bytes(*bytes).is_ok())
-        .find(|bytes| plan_of_members(config, *bytes, own).is_ok_and(|plan| has_room(&plan)));
-    Err(Error::FewBytes {
-        bytes: region_bytes,
-        processes: weights.iter().sum(),
-        each: config.area_bytes,
-        needed: needed.unwrap_or(u64::MAX),
-    })
 }
 
 fn plan_of_members(config: &Config, region_bytes: u64, own: usize) -> Result<Plan> {
