@@ -13,7 +13,7 @@
 //! installation that failed halfway can be undone.
 //!
 //! The system may be one that is mounted here, from a disk that root of a VM has written. So its files are reached by way of
-//! [`Root`] alone, no program is run in it, and of its record nothing is believed but what these steps can have made.
+//! `Root` alone, no program is run in it, and of its record nothing is believed but what these steps can have made.
 
 mod root;
 

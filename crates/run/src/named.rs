@@ -69,7 +69,7 @@ pub fn may_write_beside(file: &Path, shares: &[PathBuf]) -> io::Result<()> {
     if place.is_shared() { place.check().map_err(as_io) } else { Ok(()) }
 }
 
-/// As [`write`], beside VMs that write the directories `shares`. What lies in one of these is written if it is a regular file, and no
+/// As [`write()`], beside VMs that write the directories `shares`. What lies in one of these is written if it is a regular file, and no
 /// link that lies there is followed, whatever the VMs have made of it meanwhile.
 ///
 /// # Errors

@@ -56,7 +56,7 @@ fn lasting(mut places: Vec<PathBuf>) -> Vec<PathBuf> {
     places
 }
 
-/// Chooses the path of a run directory that does not exist yet, in `$XDG_RUNTIME_DIR` or `/tmp`, as [`lasting`] has it where HUP is ignored. VMs can write the directories
+/// Chooses the path of a run directory that does not exist yet, in `$XDG_RUNTIME_DIR` or `/tmp`, as `lasting` has it where HUP is ignored. VMs can write the directories
 /// `shares`. It is in none of these: the host executes what is in it, its root in a VM could replace it, and what hides it there, the
 /// memory that the agent mounts over it, holds back no root.
 ///
