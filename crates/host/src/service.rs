@@ -750,9 +750,13 @@ fn plan(config: &Config, region_bytes: u64, own: usize) -> Result<Plan> {
             each: config.area_bytes,
             needed: enough().unwrap_or(u64::MAX),
         }),
-        // With the processes, too.
         Err(Error::TooSmall { bytes, peers, needed }) => {
-            Err(Error::TooSmall { bytes, peers, needed: enough().unwrap_or(needed) })
+            // The size that the error advises has room for the processes, too.
+            let needed = match enough() {
+                Some(enough) if enough > needed.next_power_of_two() => enough,
+                _ => needed,
+            };
+            Err(Error::TooSmall { bytes, peers, needed })
         }
         Err(e) => Err(e),
     }

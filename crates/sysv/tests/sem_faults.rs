@@ -133,14 +133,19 @@ fn a_cell_whose_process_is_killed_as_it_takes_it_is_free_again() {
     let memory = section(world.ipc.member().region(), &info.unwrap()).unwrap();
     let party = memory.word("test", 64 + 64 * VALUES.len() as u64).unwrap();
     let number = Step::all().position(|step| step == Step::CellTaken).unwrap();
-    let undone = WORKS.iter().position(|work| *work == "undone").unwrap();
-    let mut other = world.other("dies", &[&id, &undone, &number, &0]);
+    let which = WORKS.iter().position(|work| *work == "undone").unwrap();
+    let mut other = world.other("dies", &[&id, &which, &number, &0]);
     other.await_line("ready");
     other.say("go");
     assert_eq!(other.line("survived"), None);
-    assert_ne!(party.get(), 0);
+    // The service may have heard of its end already.
     other.kill();
     eventually("the cell is free", || party.get() == 0);
+    assert_eq!(set.all(), Ok(VALUES.to_vec()));
+    // It is this process's now.
+    semop(&set, &[undone(0, 1)]).unwrap();
+    assert_ne!(party.get(), 0);
+    semop(&set, &[undone(0, -1)]).unwrap();
     assert_eq!(set.all(), Ok(VALUES.to_vec()));
 }
 
