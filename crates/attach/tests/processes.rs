@@ -1,53 +1,19 @@
 //! A process learns from its service which process has an endpoint, if that is one of its own user.
 
-use std::os::fd::{AsFd, AsRawFd};
-use std::path::Path;
+mod common;
+use common::serve;
+
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use isthmus_attach::client;
-use isthmus_attach::server::{Allowed, Config, Relay, Server};
-use isthmus_region::address::Naming;
+use isthmus_attach::server::Allowed;
 use isthmus_region::format::block;
 use isthmus_region::member::Member;
-use isthmus_region::membership::{self, NewPeer, Shape};
-use isthmus_region::source::{OneFile, Source};
-use isthmus_region::{Mapping, directory};
 use rustix::process::{Uid, getuid};
 
-const BYTES: u64 = 16 << 20;
 /// A user that no test runs as.
 const OTHER: u32 = 65533;
-
-fn serve(path: &Path, allowed: Allowed) -> Server {
-    let memory = isthmus_region::create::memory(BYTES).unwrap();
-    let shape = Shape::new(BYTES, [1, 2], 1, 16).unwrap();
-    let map = Mapping::map(memory.as_fd(), BYTES).unwrap();
-    let mut host = membership::Writer::create(&map, &shape, 1).unwrap();
-    let new =
-        NewPeer { file: 0, section: shape.first_section(), section_bytes: 8 << 20, is_vm: false, name: "p" };
-    host.add(0, &new).unwrap();
-    host.activate(0, Naming::of_test(0).system).unwrap();
-    let source: Arc<dyn Source> = Arc::new(OneFile::new(memory, BYTES));
-    let config = Config {
-        path: path.to_path_buf(),
-        mode: 0o666,
-        group: None,
-        allowed,
-        source,
-        uuid: shape.uuid,
-        peer: 0,
-        incarnation: 1,
-        host_name: "p".into(),
-        area_bytes: 64 << 10,
-        relay: Relay::default(),
-        names: None,
-        door: None,
-        driver: None,
-        is_urgent: false,
-    };
-    let writer = directory::Writer::create(host.region(), 0, Naming::of_test(0)).unwrap();
-    Server::start(config, writer, Box::new(|_| {})).unwrap()
-}
 
 /// An endpoint of a process: slot and incarnation.
 fn open(member: &Member) -> (u32, u64) {
@@ -66,7 +32,7 @@ fn told(member: &Member, (slot, incarnation): (u32, u64)) -> Option<u32> {
 fn the_process_of_an_endpoint_is_the_one_that_opened_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
-    let _server = serve(&path, Allowed::Users(vec![getuid().as_raw()]));
+    let _server = serve(&path, Allowed::Users(vec![getuid().as_raw()]), |_| ());
     let [one, two] = [(); 2].map(|()| client::connect_at(&path).unwrap());
     let end = open(&one);
     let me = Some(std::process::id());
@@ -111,7 +77,7 @@ fn processes_of_several_users_are_not_told_of_each_other() {
     for allowed in [Allowed::Everybody, Allowed::Users(vec![own, OTHER]), Allowed::Users(vec![own, 0])] {
         let path = dir.path().join("socket");
         let is_one = allowed == Allowed::Users(vec![own, 0]);
-        let server = serve(&path, allowed.clone());
+        let server = serve(&path, allowed.clone(), |_| ());
         let [one, two] = [(); 2].map(|()| client::connect_at(&path).unwrap());
         let end = open(&one);
         assert_eq!(told(&two, end).is_some(), is_one, "{allowed:?}");

@@ -1,57 +1,27 @@
 //! Answers with descriptors that nobody reads: whoever lets them lie is refused more, and nobody else.
 
+mod common;
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use isthmus_attach::protocol::{Code, Reply, Request, VERSION};
-use isthmus_attach::server::{Allowed, Config, Event, Relay, Server};
+use isthmus_attach::server::{Allowed, Event, Server};
 use isthmus_attach::{Error, client, socket};
-use isthmus_region::address::Naming;
 use isthmus_region::format::block;
-use isthmus_region::membership::{self, NewPeer, Shape};
-use isthmus_region::source::{OneFile, Source};
-use isthmus_region::{Mapping, directory};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit, Uid, getuid, setrlimit};
 
-const BYTES: u64 = 16 << 20;
 /// Users that no test runs as.
 const OTHERS: [u32; 2] = [65533, 65532];
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn serve(path: &Path) -> (Server, Receiver<Event>) {
-    let memory = isthmus_region::create::memory(BYTES).unwrap();
-    let shape = Shape::new(BYTES, [1, 2], 1, 16).unwrap();
-    let map = Mapping::map(memory.as_fd(), BYTES).unwrap();
-    let mut host = membership::Writer::create(&map, &shape, 1).unwrap();
-    let new =
-        NewPeer { file: 0, section: shape.first_section(), section_bytes: 8 << 20, is_vm: false, name: "p" };
-    host.add(0, &new).unwrap();
-    host.activate(0, Naming::of_test(0).system).unwrap();
-    let source: Arc<dyn Source> = Arc::new(OneFile::new(memory, BYTES));
-    let config = Config {
-        path: path.to_path_buf(),
-        mode: 0o666,
-        group: None,
-        allowed: Allowed::Everybody,
-        source,
-        uuid: shape.uuid,
-        peer: 0,
-        incarnation: 1,
-        host_name: "p".into(),
-        area_bytes: 64 << 10,
-        relay: Relay::default(),
-        names: None,
-        door: None,
-        driver: None,
-        is_urgent: false,
-    };
-    let writer = directory::Writer::create(host.region(), 0, Naming::of_test(0)).unwrap();
     let (say, events) = channel();
-    (Server::start(config, writer, Box::new(move |e| drop(say.send(e.clone())))).unwrap(), events)
+    let tell = move |event: &Event| drop(say.send(event.clone()));
+    (common::serve(path, Allowed::Everybody, tell), events)
 }
 
 /// A folder that all users may enter, and write to.
